@@ -1,0 +1,250 @@
+//! Guards: what a holder has in hand.
+
+use std::fmt;
+use std::future::{Future, poll_fn};
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::Duration;
+
+use crate::backend::{Kind, Term};
+use crate::clock::Instant;
+use crate::cohort::Turn;
+use crate::error::{Error, Result};
+use crate::lease::Lease;
+use crate::loss::Cause;
+use crate::name::Name;
+use crate::owner::Owner;
+use crate::token::Token;
+
+/// A lock that is held. Renewed for as long as the guard lives, unless it has a fixed lease.
+///
+/// # Loss
+///
+/// A lock can be lost while it is held: the store was out of reach for too long, somebody forced it,
+/// a fixed lease ended. The guard says so *before* the store can grant the lock to anybody else:
+/// [`lost`](Self::lost) resolves, [`protect`](Self::protect) stops the work. A process that is
+/// stopped at the wrong moment can still act late, which is what [`token`](Self::token) is for.
+///
+/// # Release on drop is not immediate
+///
+/// Dropping the guard begins the release and lets it go on in the background, until it has succeeded
+/// or the lease has ended. Call [`release`](Self::release) to wait for it and to learn how it went.
+#[must_use = "if unused the lock is released at once"]
+#[clippy::has_significant_drop]
+pub struct Guard {
+    held: Arc<Held>,
+}
+
+/// The hold behind one or, with reentrancy, several guards.
+pub(crate) struct Held {
+    how: Option<How>,
+}
+
+enum How {
+    /// With a hold of its own at the store.
+    Direct(Arc<Lease>, Token),
+    /// With the hold of the process.
+    Turn(Turn),
+}
+
+impl How {
+    fn granted(&self) -> (&Arc<Lease>, Token) {
+        match self {
+            Self::Direct(lease, token) => (lease, *token),
+            Self::Turn(turn) => turn.granted(),
+        }
+    }
+}
+
+impl Held {
+    fn granted(&self) -> (&Arc<Lease>, Token) {
+        self.how.as_ref().expect("present until dropped").granted()
+    }
+
+    /// Whether it is still held, and in this way.
+    pub(crate) fn is(&self, kind: Kind) -> bool {
+        let lease = self.granted().0;
+        lease.kind() == kind && lease.cause().is_none()
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        if let Some(How::Direct(lease, _)) = self.how.take() {
+            lease.give_back();
+        }
+    }
+}
+
+impl Guard {
+    pub(crate) fn direct(lease: Arc<Lease>) -> Self {
+        let token = lease.hold().tokens().first();
+        Self { held: Arc::new(Held { how: Some(How::Direct(lease, token)) }) }
+    }
+
+    pub(crate) fn turn(turn: Turn) -> Self {
+        Self { held: Arc::new(Held { how: Some(How::Turn(turn)) }) }
+    }
+
+    pub(crate) fn again(held: Arc<Held>) -> Self {
+        Self { held }
+    }
+
+    pub(crate) fn held(&self) -> &Arc<Held> {
+        &self.held
+    }
+
+    fn lease(&self) -> &Arc<Lease> {
+        self.held.granted().0
+    }
+
+    /// The fencing token. A guard of the same [`Owner`] on the same lock has the same one.
+    pub fn token(&self) -> Token {
+        self.held.granted().1
+    }
+
+    /// The lock.
+    pub fn name(&self) -> &Name {
+        &self.lease().terms.name
+    }
+
+    /// Who holds it, as `lockkeeper show` prints it.
+    pub fn owner(&self) -> &Owner {
+        &self.lease().terms.owner
+    }
+
+    /// In which way it is held.
+    pub fn kind(&self) -> Kind {
+        self.lease().kind()
+    }
+
+    /// For how long it was granted.
+    pub fn term(&self) -> Term {
+        self.lease().terms.term
+    }
+
+    /// Waits until the lock is lost. Never returns while it is safely held. Cancel safe.
+    pub async fn lost(&self) -> Cause {
+        self.lease().hold().loss().wait().await.clone()
+    }
+
+    /// Whether the lock is lost. Reads the clock, so the answer is right even if this process has
+    /// just been stopped for a while.
+    pub fn is_lost(&self) -> bool {
+        self.lease().cause().is_some()
+    }
+
+    /// An error if the lock is lost: for the places in long work where it can stop.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Lost`].
+    pub fn check(&self) -> Result<()> {
+        self.lease().cause().map_or(Ok(()), |cause| Err(self.lost_because(cause)))
+    }
+
+    /// How long the lock is safely held if nothing renews it. `None`: no lease, it lives with this
+    /// process. Zero: lost.
+    pub fn remaining(&self) -> Option<Duration> {
+        let lease = self.lease();
+        if lease.cause().is_some() {
+            return Some(Duration::ZERO);
+        }
+        let at = lease.lost_at();
+        (at != Instant::NEVER).then(|| at.since(Instant::now()))
+    }
+
+    /// When the store lets go of the lock if nothing renews it: a little after
+    /// [`remaining`](Self::remaining) is over. `None`: no lease.
+    pub fn expires_at(&self) -> Option<Instant> {
+        self.lease().expires_at()
+    }
+
+    /// Lets the lease end `ttl` from now. A hosted lock is renewed anyway; this is for fixed leases.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Lost`] when it is not ours any more, [`Error::Unknown`] when the store's answer was
+    /// lost: then the lease ends at the old or at the new time, and the guard counts on the old.
+    pub async fn renew(&self, ttl: Duration) -> Result<()> {
+        Term::Fixed(ttl).check()?;
+        self.lease().renew(self.token(), ttl).await
+    }
+
+    /// Runs `work` until it is done or the lock is lost; then `work` is dropped where it stands.
+    ///
+    /// The clock is asked before every step of the work: a process that was stopped does not take
+    /// one more step after it wakes up. Work that never yields cannot be stopped: call
+    /// [`check`](Self::check) in it.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Lost`]; the work may have been done in part.
+    ///
+    /// ```
+    /// # use lockkeeper::{Locks, Result};
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<()> {
+    /// let locks = Locks::memory();
+    /// let guard = locks.mutex("report").lock().await?;
+    /// let sum = guard.protect(async { 40 + 2 }).await?;
+    /// assert_eq!(sum, 42);
+    /// # guard.release().await
+    /// # }
+    /// ```
+    pub async fn protect<F>(&self, work: F) -> Result<F::Output>
+    where
+        F: Future + Send,
+    {
+        let mut work = pin!(work);
+        let mut lost = pin!(self.lost());
+        poll_fn(|context| {
+            if let Some(cause) = self.lease().cause() {
+                return Poll::Ready(Err(self.lost_because(cause)));
+            }
+            if let Poll::Ready(cause) = lost.as_mut().poll(context) {
+                return Poll::Ready(Err(self.lost_because(cause)));
+            }
+            work.as_mut().poll(context).map(Ok)
+        })
+        .await
+    }
+
+    fn lost_because(&self, cause: Cause) -> Error {
+        self.lease().lost(self.token(), cause)
+    }
+
+    /// Releases the lock and waits until the store has said so. With several guards of one owner the
+    /// last one releases it. Cancel safe: the release goes on in the background.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Lost`] when it was not ours any more, so the work may have overlapped with somebody
+    /// else's; [`Error::Unknown`] when the store did not answer: it is tried again in the background
+    /// and in any case over when the lease ends.
+    pub async fn release(self) -> Result<()> {
+        let Some(mut held) = Arc::into_inner(self.held) else { return Ok(()) };
+        match held.how.take() {
+            Some(How::Direct(lease, token)) => lease.release(token).await,
+            Some(How::Turn(turn)) => turn.release().await,
+            None => Ok(()),
+        }
+    }
+
+    pub(crate) async fn downgrade(self) -> Result<Self> {
+        self.lease().downgrade(self.token()).await?;
+        Ok(self)
+    }
+}
+
+impl fmt::Debug for Guard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Guard")
+            .field("name", self.name())
+            .field("kind", &self.kind())
+            .field("token", &self.token())
+            .field("lost", &self.is_lost())
+            .finish_non_exhaustive()
+    }
+}

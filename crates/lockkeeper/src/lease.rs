@@ -1,0 +1,328 @@
+//! A hold under the keeper's care: renewed, watched, and given back exactly once.
+
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use tokio::runtime::Handle;
+use tokio::sync::oneshot;
+
+use crate::backend::{Hold, Kind, Release, Renewal, Term};
+use crate::clock::Instant;
+use crate::error::{BoxError, Error, Result};
+use crate::keeper::Keeper;
+use crate::loss::Cause;
+use crate::name::Name;
+use crate::owner::Owner;
+use crate::token::Token;
+
+/// A lease is declared lost this part of its time to live before it ends, so that the work can stop
+/// before anybody else can start.
+const MARGIN_PART: u32 = 10;
+/// The margin is never longer than this.
+const MARGIN_MAX: Duration = Duration::from_secs(5);
+/// First and longest pause between two tries to give a hold back.
+const RETRY: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(2));
+
+/// What is asked for when a hold is put under care.
+#[derive(Clone, Debug)]
+pub(crate) struct Terms {
+    pub(crate) name: Name,
+    pub(crate) owner: Owner,
+    pub(crate) kind: Kind,
+    pub(crate) term: Term,
+    pub(crate) max_hold: Option<Duration>,
+}
+
+/// One hold that the keeper looks after. Dropped, it is given back in the background.
+pub(crate) struct Lease {
+    pub(crate) terms: Terms,
+    hold: Arc<dyn Hold>,
+    keeper: Arc<Keeper>,
+    /// The keeper's number for it.
+    number: u64,
+    expires: AtomicU64,
+    lost_at: AtomicU64,
+    renew_at: AtomicU64,
+    /// When `max_hold` is over.
+    last_at: Instant,
+    retired: AtomicBool,
+    downgraded: AtomicBool,
+}
+
+impl Lease {
+    pub(crate) fn new(
+        hold: Arc<dyn Hold>,
+        terms: Terms,
+        keeper: Arc<Keeper>,
+        number: u64,
+    ) -> Self {
+        let last_at = terms.max_hold.map_or(Instant::NEVER, |max| Instant::now() + max);
+        let expires = hold.expires_at();
+        let lease = Self {
+            terms,
+            hold,
+            keeper,
+            number,
+            expires: AtomicU64::new(0),
+            lost_at: AtomicU64::new(0),
+            renew_at: AtomicU64::new(0),
+            last_at,
+            retired: AtomicBool::new(false),
+            downgraded: AtomicBool::new(false),
+        };
+        lease.ends(expires, lease.terms.term.ttl());
+        lease
+    }
+
+    pub(crate) fn hold(&self) -> &Arc<dyn Hold> {
+        &self.hold
+    }
+
+    /// In which way it is held now.
+    pub(crate) fn kind(&self) -> Kind {
+        let kind = self.terms.kind;
+        let down = self.downgraded.load(Ordering::Acquire);
+        if down { kind.downgraded().unwrap_or(kind) } else { kind }
+    }
+
+    pub(crate) fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// When the store lets go of it unless it is renewed.
+    pub(crate) fn expires_at(&self) -> Option<Instant> {
+        let at = Instant::from_nanos(self.expires.load(Ordering::Acquire));
+        (at != Instant::NEVER).then_some(at)
+    }
+
+    /// When it is lost unless it is renewed: safely before it expires.
+    pub(crate) fn lost_at(&self) -> Instant {
+        Instant::from_nanos(self.lost_at.load(Ordering::Acquire))
+    }
+
+    /// Why it is lost, if it is. Asks the clock, so it is right even before the keeper could act.
+    pub(crate) fn cause(&self) -> Option<Cause> {
+        if let Some(cause) = self.hold.loss().cause() {
+            return Some(cause.clone());
+        }
+        let at = self.lost_at();
+        if at == Instant::NEVER || Instant::now() < at {
+            return None;
+        }
+        self.declare_over();
+        self.hold.loss().cause().cloned()
+    }
+
+    /// Declares it lost because its time is up.
+    fn declare_over(&self) {
+        let over = Instant::now() >= self.last_at;
+        self.hold.loss().declare(if over { Cause::MaxHold } else { Cause::Expired });
+    }
+
+    pub(crate) fn lost(&self, token: Token, cause: Cause) -> Error {
+        Error::Lost { name: self.terms.name.clone(), token, cause }
+    }
+
+    /// Takes note of when the store lets go of it.
+    fn ends(&self, expires: Option<Instant>, ttl: Duration) {
+        let expires = expires.unwrap_or(Instant::NEVER);
+        let margin = (ttl / MARGIN_PART).min(MARGIN_MAX);
+        let lost_at =
+            if expires == Instant::NEVER { expires } else { expires.before(margin) };
+        self.expires.store(expires.as_nanos(), Ordering::Release);
+        self.lost_at.store(lost_at.min(self.last_at).as_nanos(), Ordering::Release);
+        let renew_at = match self.terms.term {
+            Term::Hosted(_) if expires != Instant::NEVER => expires.before(ttl / 3 * 2),
+            _ => Instant::NEVER,
+        };
+        self.renew_at.store(renew_at.as_nanos(), Ordering::Release);
+    }
+
+    /// When the keeper must look at it next.
+    pub(crate) fn due(&self) -> Instant {
+        let renew_at = Instant::from_nanos(self.renew_at.load(Ordering::Acquire));
+        renew_at.min(self.lost_at())
+    }
+
+    /// The keeper's visit: declares loss when it is time, or says that a renewal is due. A renewal
+    /// that is under way is not due again until it has ended.
+    pub(crate) fn visit(&self, now: Instant) -> bool {
+        if self.is_over() {
+            return false;
+        }
+        if now >= self.lost_at() {
+            self.declare_over();
+            return false;
+        }
+        let due = now.as_nanos() >= self.renew_at.load(Ordering::Acquire);
+        if due {
+            self.renew_at.store(Instant::NEVER.as_nanos(), Ordering::Release);
+        }
+        due
+    }
+
+    /// Given back or lost: nothing more to care for.
+    pub(crate) fn is_over(&self) -> bool {
+        self.retired.load(Ordering::Acquire) || self.hold.loss().cause().is_some()
+    }
+
+    /// The keeper's renewal. An outcome that is not known is tried again while there is time.
+    pub(crate) async fn renew_hosted(self: Arc<Self>) -> Arc<Self> {
+        let ttl = self.terms.term.ttl();
+        let sixth = ttl / 6;
+        let outcome = tokio::time::timeout(sixth, Arc::clone(&self.hold).renew(ttl)).await;
+        match outcome {
+            Ok(Ok(renewal)) => self.note(&renewal, ttl),
+            Ok(Err(error)) => {
+                tracing::warn!(name = %self.terms.name, %error, "renewal failed; trying again");
+                self.renew_soon(ttl);
+            }
+            Err(_elapsed) => {
+                tracing::warn!(name = %self.terms.name, "renewal got no answer; trying again");
+                self.renew_soon(Duration::ZERO);
+            }
+        }
+        self
+    }
+
+    fn renew_soon(&self, ttl: Duration) {
+        let soon = Instant::now() + (ttl / 20).min(Duration::from_secs(1));
+        self.renew_at.store(soon.as_nanos(), Ordering::Release);
+    }
+
+    fn note(&self, renewal: &Renewal, ttl: Duration) {
+        match renewal {
+            Renewal::Held(expires) => self.ends(*expires, ttl),
+            Renewal::Lost(_) if self.retired.load(Ordering::Acquire) => {}
+            Renewal::Lost(cause) => self.hold.loss().declare(cause.clone()),
+        }
+    }
+
+    /// The holder's own renewal.
+    pub(crate) async fn renew(&self, token: Token, ttl: Duration) -> Result<()> {
+        if let Some(cause) = self.cause() {
+            return Err(self.lost(token, cause));
+        }
+        let renewal = Arc::clone(&self.hold)
+            .renew(ttl)
+            .await
+            .map_err(|source| self.unknown("the renewal", source))?;
+        self.note(&renewal, ttl);
+        self.keeper.reschedule(self);
+        match self.cause() {
+            Some(cause) => Err(self.lost(token, cause)),
+            None => Ok(()),
+        }
+    }
+
+    /// Turns a write hold into a read hold.
+    pub(crate) async fn downgrade(&self, token: Token) -> Result<()> {
+        match Arc::clone(&self.hold).downgrade().await {
+            Ok(Renewal::Held(_)) => {
+                self.downgraded.store(true, Ordering::Release);
+                Ok(())
+            }
+            Ok(Renewal::Lost(cause)) => {
+                self.hold.loss().declare(cause.clone());
+                Err(self.lost(token, cause))
+            }
+            Err(source) => Err(self.unknown("the downgrade", source)),
+        }
+    }
+
+    /// Gives the hold back and says how that went. Goes on in the background if it is cancelled, or
+    /// if the outcome is not known.
+    pub(crate) async fn release(&self, token: Token) -> Result<()> {
+        let cause = self.hold.loss().cause().cloned();
+        let outcome = match self.give_back() {
+            None => return Ok(()),
+            Some(GiveBack::Done(outcome)) => outcome,
+            Some(GiveBack::Going(outcome)) => outcome.await.unwrap_or(Ok(Release::NotHeld)),
+        };
+        match (outcome, cause) {
+            (Err(source), _) => Err(self.unknown("the release", source)),
+            (Ok(_), Some(cause)) => Err(self.lost(token, cause)),
+            (Ok(Release::NotHeld), None) => Err(self.lost(token, Cause::Gone)),
+            (Ok(Release::Released), None) => Ok(()),
+        }
+    }
+
+    /// Begins to give the hold back; `None` if that was done before.
+    pub(crate) fn give_back(&self) -> Option<GiveBack> {
+        if self.retired.swap(true, Ordering::AcqRel) {
+            return None;
+        }
+        self.keeper.dismiss(self);
+        let until = self.expires_at().unwrap_or(Instant::NEVER);
+        Some(give_back(Arc::clone(&self.hold), self.keeper.runtime(), until))
+    }
+
+    fn unknown(&self, operation: &'static str, source: Error) -> Error {
+        match source {
+            // Not sent at all, or no doubt about the answer: not a matter of outcome.
+            source @ (Error::Unsupported { .. } | Error::Lost { .. }) => source,
+            source => Error::Unknown {
+                name: self.terms.name.clone(),
+                operation,
+                within: self.expires_at().map_or(Duration::ZERO, |at| at.since(Instant::now())),
+                source: BoxError::from(source),
+            },
+        }
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        self.give_back();
+    }
+}
+
+/// How giving back goes.
+pub(crate) enum GiveBack {
+    /// At once.
+    Done(Result<Release>),
+    /// In a task; the outcome of the first try comes here.
+    Going(oneshot::Receiver<Result<Release>>),
+}
+
+/// Gives a hold back: at once where the store can, else in a task of its own that tries again until
+/// the lease would have ended anyway.
+fn give_back(hold: Arc<dyn Hold>, runtime: &Handle, until: Instant) -> GiveBack {
+    let _inside = runtime.enter();
+    let mut first: Pin<Box<dyn Future<Output = _> + Send>> = Arc::clone(&hold).release();
+    let polled = first.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+    if let Poll::Ready(outcome @ Ok(_)) = polled {
+        return GiveBack::Done(outcome);
+    }
+    let (tell, outcome) = oneshot::channel();
+    runtime.spawn(async move {
+        let result = match polled {
+            Poll::Ready(result) => result,
+            Poll::Pending => first.await,
+        };
+        let mut done = result.is_ok();
+        // Nobody listens when the guard was dropped: then there is nobody to tell.
+        let _ = tell.send(result);
+        let mut pause = RETRY.0;
+        while !done && Instant::now() < until {
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(RETRY.1);
+            done = Arc::clone(&hold).release().await.is_ok();
+        }
+    });
+    GiveBack::Going(outcome)
+}
+
+impl fmt::Debug for Lease {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Lease")
+            .field("terms", &self.terms)
+            .field("cause", &self.hold.loss().cause())
+            .finish_non_exhaustive()
+    }
+}

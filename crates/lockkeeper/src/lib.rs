@@ -1,0 +1,31 @@
+#![doc = include_str!("../../../README.md")]
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+#![doc(test(attr(deny(warnings))))]
+
+pub mod backend;
+pub mod blocking;
+pub mod clock;
+mod cohort;
+mod error;
+mod guard;
+mod keeper;
+mod lease;
+mod locks;
+mod loss;
+pub mod model;
+mod name;
+mod owner;
+mod primitive;
+mod token;
+mod url;
+mod wait;
+
+pub use error::{BoxError, Error, Result};
+pub use guard::Guard;
+pub use locks::{DEFAULT_TTL, Locks, Shutdown};
+pub use loss::{Cause, Loss};
+pub use name::Name;
+pub use owner::{Owner, RequestId};
+pub use primitive::{Latch, Multi, MultiGuard, Mutex, RwLock, Semaphore, WriteGuard};
+pub use token::{Token, TokenBlock};
+pub use url::Url;

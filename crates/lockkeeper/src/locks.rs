@@ -1,0 +1,408 @@
+//! The entry point: a backend, the defaults, and the register of everything that is held.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::future::Future;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use parking_lot::Mutex as SyncMutex;
+use tokio::runtime::Handle;
+
+use crate::backend::memory::Memory;
+use crate::backend::{Admin, Backend, Kind, Patience, Request, Term};
+use crate::clock::Instant;
+use crate::cohort::Cohort;
+use crate::error::{Error, Result};
+use crate::guard::{Guard, Held};
+use crate::keeper::Keeper;
+use crate::lease::Terms;
+use crate::loss::Cause;
+use crate::name::Name;
+use crate::owner::{Identity, Owner};
+use crate::primitive::{Latch, Multi, Mutex, RwLock, Semaphore};
+use crate::url::Url;
+use crate::wait::until;
+
+/// How long a lock lives at the store when nothing else is said: renewed every third of it.
+pub const DEFAULT_TTL: Duration = Duration::from_secs(30);
+
+/// Leases longer than this are given back at shutdown; shorter ones may as well end by themselves.
+const LONG_LEASE: Duration = Duration::from_secs(30);
+
+/// How long a backend may take to notice that patience has ended.
+const OVERTIME: Duration = Duration::from_millis(50);
+
+/// How long a caller that waited in vain waits once more to learn who holds the lock.
+const WHO_HOLDS_IT: Duration = Duration::from_millis(100);
+
+/// Locks at one store. Cheap to clone; clones share everything.
+///
+/// ```
+/// use lockkeeper::Locks;
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> lockkeeper::Result<()> {
+/// let locks = Locks::connect("memory:").await?;
+/// let guard = locks.mutex("orders/42").lock().await?;
+/// println!("mine, under token {}", guard.token());
+/// guard.release().await
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct Locks {
+    pub(crate) inner: Arc<Inner>,
+    pub(crate) options: Options,
+}
+
+pub(crate) struct Inner {
+    pub(crate) backend: Arc<dyn Backend>,
+    pub(crate) keeper: Arc<Keeper>,
+    pub(crate) identity: Identity,
+    ttl: Duration,
+    cohorts: SyncMutex<HashMap<(Name, Duration), Weak<Cohort>>>,
+    reentrant: SyncMutex<HashMap<(Name, Kind, Owner), Arc<Entered>>>,
+}
+
+/// The lock that one owner holds, found again when the owner asks again.
+type Entered = tokio::sync::Mutex<Weak<Held>>;
+
+/// How a lock is asked for; the options that the primitives share.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Options {
+    pub(crate) term: Option<Term>,
+    pub(crate) owner: Option<Owner>,
+    pub(crate) max_hold: Option<Duration>,
+}
+
+impl Locks {
+    /// Connects to the store that the URL names: see [`Url`] for the forms. Must be called inside a
+    /// tokio runtime, where everything in the background then runs.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Config`] for a URL that makes no sense, [`Error::Unavailable`] when the store cannot
+    /// be reached or used.
+    pub async fn connect(url: &str) -> Result<Self> {
+        let url: Url = url.parse()?;
+        let ttl = url.ttl().unwrap_or(DEFAULT_TTL);
+        Ok(Self::with_ttl(url.open().await?, ttl))
+    }
+
+    /// Locks inside this process that nobody else shares. Must be called inside a tokio runtime.
+    ///
+    /// # Panics
+    ///
+    /// Outside a tokio runtime.
+    pub fn memory() -> Self {
+        Self::new(Memory::private())
+    }
+
+    /// Locks at this backend, with the default time to live. Must be called inside a tokio runtime.
+    ///
+    /// # Panics
+    ///
+    /// Outside a tokio runtime.
+    pub fn new(backend: Arc<dyn Backend>) -> Self {
+        Self::with_ttl(backend, DEFAULT_TTL)
+    }
+
+    fn with_ttl(backend: Arc<dyn Backend>, ttl: Duration) -> Self {
+        let inner = Inner {
+            backend,
+            keeper: Keeper::new(Handle::current()),
+            identity: Identity::new(),
+            ttl,
+            cohorts: SyncMutex::default(),
+            reentrant: SyncMutex::default(),
+        };
+        Self { inner: Arc::new(inner), options: Options::default() }
+    }
+
+    /// A mutex: one holder at a time.
+    pub fn mutex(&self, name: impl AsRef<str>) -> Mutex {
+        Mutex::new(self, name.as_ref())
+    }
+
+    /// A read-write lock: many readers or one writer.
+    pub fn rw_lock(&self, name: impl AsRef<str>) -> RwLock {
+        RwLock::new(self, name.as_ref())
+    }
+
+    /// A semaphore: up to `permits` holders at a time.
+    pub fn semaphore(&self, name: impl AsRef<str>, permits: u32) -> Semaphore {
+        Semaphore::new(self, name.as_ref(), permits)
+    }
+
+    /// A countdown latch: opens when it has been counted down to zero.
+    pub fn latch(&self, name: impl AsRef<str>) -> Latch {
+        Latch::new(self, name.as_ref())
+    }
+
+    /// Several mutexes of this store as one. For members at several stores see [`Multi::new`].
+    pub fn multi<N: AsRef<str>>(&self, names: impl IntoIterator<Item = N>) -> Multi {
+        Multi::new(names.into_iter().map(|name| self.mutex(name)))
+    }
+
+    /// A new owner, to make primitives reentrant with.
+    pub fn new_owner(&self) -> Owner {
+        self.inner.identity.owner()
+    }
+
+    /// The same locks, held in the name of this owner: what it holds it can take again, without a
+    /// round trip and under the same token; the last guard to go releases it.
+    ///
+    /// ```
+    /// # use lockkeeper::Locks;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> lockkeeper::Result<()> {
+    /// let locks = Locks::memory();
+    /// let mine = locks.owned_by(&locks.new_owner());
+    /// let outer = mine.mutex("ledger").lock().await?;
+    /// let inner = mine.mutex("ledger").lock().await?;
+    /// assert_eq!(outer.token(), inner.token());
+    /// drop(inner);
+    /// assert!(locks.mutex("ledger").try_lock().await?.is_none());
+    /// # outer.release().await
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn owned_by(&self, owner: &Owner) -> Self {
+        self.with(|options| options.owner = Some(owner.clone()))
+    }
+
+    /// The same locks, with this time to live at the store; renewed every third of it while the
+    /// guard lives. Longer: a crash blocks others for longer. Shorter: a shorter outage of the store
+    /// costs the lock. Default: 30 s, or `ttl` in the URL.
+    #[must_use]
+    pub fn ttl(&self, ttl: Duration) -> Self {
+        self.with(|options| options.term = Some(Term::Hosted(ttl)))
+    }
+
+    /// The same locks, with a lease that is never renewed: they are lost when it ends.
+    #[must_use]
+    pub fn lease(&self, lease: Duration) -> Self {
+        self.with(|options| options.term = Some(Term::Fixed(lease)))
+    }
+
+    /// The same locks, lost after this time however well they are renewed. The lease then runs out
+    /// by itself, so the work has up to a time to live to stop before anybody else can start.
+    #[must_use]
+    pub fn max_hold(&self, max_hold: Duration) -> Self {
+        self.with(|options| options.max_hold = Some(max_hold))
+    }
+
+    fn with(&self, change: impl FnOnce(&mut Options)) -> Self {
+        let mut changed = self.clone();
+        change(&mut changed.options);
+        changed
+    }
+
+    /// The store, for looking and forcing.
+    pub fn admin(&self) -> &dyn Admin {
+        self.inner.backend.admin()
+    }
+
+    /// The backend itself.
+    pub fn backend(&self) -> &Arc<dyn Backend> {
+        &self.inner.backend
+    }
+
+    /// Ends the use of these locks: refuses new ones, ends all waits, tells every holder that its
+    /// lock is lost, waits up to `grace` for the guards to go, and then gives back what is still
+    /// held, except fixed leases of at most 30 s, which end by themselves soon enough.
+    ///
+    /// Stop the work first: what is given back while its holder still works is no longer exclusive.
+    pub async fn shutdown(&self, grace: Duration) -> Shutdown {
+        let keeper = &self.inner.keeper;
+        keeper.closing.declare(Cause::ShutDown);
+        for lease in keeper.leases() {
+            lease.hold().loss().declare(Cause::ShutDown);
+        }
+        // Whether they went in time or not, what is left is dealt with next.
+        let _ = tokio::time::timeout(grace, keeper.empty()).await;
+        let mut report = Shutdown { released: 0, left: 0 };
+        for lease in keeper.leases() {
+            let short = matches!(lease.terms.term, Term::Fixed(ttl) if ttl <= LONG_LEASE);
+            if short {
+                report.left += 1;
+                continue;
+            }
+            // `Lost` is what every one of them answers: that is what they were told above.
+            match lease.release(lease.hold().tokens().first()).await {
+                Ok(()) | Err(Error::Lost { .. }) => report.released += 1,
+                Err(error) => {
+                    tracing::warn!(name = %lease.terms.name, %error, "not released at shutdown");
+                    report.left += 1;
+                }
+            }
+        }
+        report
+    }
+}
+
+/// What [`Locks::shutdown`] found still held after the grace period.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shutdown {
+    /// So many locks were given back.
+    pub released: usize,
+    /// So many were left to end by themselves.
+    pub left: usize,
+}
+
+impl Inner {
+    /// Gets a lock of any kind; `None` when patience ran out. The one way in for every primitive.
+    pub(crate) async fn acquire(
+        self: &Arc<Self>,
+        name: &Name,
+        kind: Kind,
+        options: &Options,
+        patience: Patience,
+    ) -> Result<Option<Guard>> {
+        let granted = async {
+            match &options.owner {
+                Some(owner) => self.enter_again(name, kind, owner, options, patience).await,
+                None => {
+                    let owner = self.identity.owner();
+                    self.direct(name, kind, owner, options, patience).await
+                }
+            }
+        };
+        self.while_open(granted).await
+    }
+
+    /// Runs a wait for a lock, and ends it at shutdown.
+    pub(crate) async fn while_open<T>(
+        &self,
+        granted: impl Future<Output = Result<T>> + Send,
+    ) -> Result<T> {
+        if self.keeper.closing.cause().is_some() {
+            return Err(Error::ShutDown);
+        }
+        tokio::select! {
+            biased;
+            granted = granted => granted,
+            _ = self.keeper.closing.wait() => Err(Error::ShutDown),
+        }
+    }
+
+    /// The kind, the time to live and the capabilities fit together.
+    pub(crate) fn check(&self, kind: Kind, options: &Options) -> Result<Term> {
+        let what = match kind {
+            Kind::Permit { of: 0 } => {
+                return Err(Error::Config("a semaphore needs at least one permit".into()));
+            }
+            _ if self.backend.capabilities().allows(kind) => None,
+            _ => Some(format!("a {kind}")),
+        };
+        if let Some(what) = what {
+            return Err(Error::Unsupported { backend: self.backend.name(), what });
+        }
+        if options.max_hold.is_some_and(|max| max.is_zero()) {
+            return Err(Error::Config("a max_hold of zero cannot be meant".into()));
+        }
+        options.term.unwrap_or(Term::Hosted(self.ttl)).check()
+    }
+
+    /// The same owner on the same lock gets the same hold.
+    async fn enter_again(
+        self: &Arc<Self>,
+        name: &Name,
+        kind: Kind,
+        owner: &Owner,
+        options: &Options,
+        patience: Patience,
+    ) -> Result<Option<Guard>> {
+        let key = (name.clone(), kind, owner.clone());
+        let entered = {
+            let mut reentrant = self.reentrant.lock();
+            if reentrant.len() >= 64 && reentrant.len().is_power_of_two() {
+                reentrant.retain(|_, entered| {
+                    Arc::strong_count(entered) > 1
+                        || entered.try_lock().is_ok_and(|held| held.strong_count() > 0)
+                });
+            }
+            Arc::clone(reentrant.entry(key).or_default())
+        };
+        // Held while asking: two tasks of one owner share one request.
+        let Some(mut held) = until(patience, entered.lock()).await else {
+            return Ok(None);
+        };
+        if let Some(held) = held.upgrade().filter(|held| held.is(kind)) {
+            return Ok(Some(Guard::again(held)));
+        }
+        let guard = self.direct(name, kind, owner.clone(), options, patience).await?;
+        if let Some(guard) = &guard {
+            *held = Arc::downgrade(guard.held());
+        }
+        Ok(guard)
+    }
+
+    /// With a hold of its own.
+    async fn direct(
+        self: &Arc<Self>,
+        name: &Name,
+        kind: Kind,
+        owner: Owner,
+        options: &Options,
+        patience: Patience,
+    ) -> Result<Option<Guard>> {
+        let term = self.check(kind, options)?;
+        let request = Request {
+            name: name.clone(),
+            kind,
+            owner: owner.clone(),
+            id: self.identity.request_id(),
+            term,
+            tokens: 1,
+            patience,
+        };
+        let acquiring = Arc::clone(&self.backend).acquire(request);
+        // The backend keeps the deadline; if it cannot, because nobody answers, we do.
+        let granted = match patience {
+            Patience::Until(at) => until(Patience::Until(at + OVERTIME), acquiring).await,
+            _ => Some(acquiring.await),
+        };
+        let Some(hold) = granted.transpose()?.flatten() else { return Ok(None) };
+        let terms = Terms { name: name.clone(), owner, kind, term, max_hold: options.max_hold };
+        Ok(Some(Guard::direct(self.keeper.adopt(hold, terms))))
+    }
+
+    /// The cohort for plain hosted mutexes of this name and time to live.
+    pub(crate) fn cohort(self: &Arc<Self>, name: &Name, ttl: Duration) -> Arc<Cohort> {
+        let mut cohorts = self.cohorts.lock();
+        if let Some(cohort) = cohorts.get(&(name.clone(), ttl)).and_then(Weak::upgrade) {
+            return cohort;
+        }
+        if cohorts.len() >= 64 && cohorts.len().is_power_of_two() {
+            cohorts.retain(|_, cohort| cohort.strong_count() > 0);
+        }
+        let cohort = Cohort::new(Arc::clone(self), name.clone(), ttl);
+        cohorts.insert((name.clone(), ttl), Arc::downgrade(&cohort));
+        cohort
+    }
+
+    /// The error of a wait that ended without a grant, with the holder's name if the store tells it
+    /// quickly.
+    pub(crate) async fn timed_out(&self, name: &Name, since: Instant) -> Error {
+        let waited = Instant::now().since(since);
+        let shown = tokio::time::timeout(WHO_HOLDS_IT, self.backend.admin().show(name)).await;
+        let held_by = match shown {
+            Ok(Ok(status)) => status.holders.into_iter().map(|holding| holding.owner).collect(),
+            _ => Vec::new(),
+        };
+        Error::Timeout { name: name.clone(), waited, held_by }
+    }
+}
+
+impl fmt::Debug for Inner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Inner").field("backend", &self.backend).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for Locks {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Locks").field("backend", &self.inner.backend).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,144 @@
+//! Who asks: owners and request ids.
+
+use std::fmt;
+use std::hash::{BuildHasher, RandomState};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use serde::{Deserialize, Serialize};
+
+/// Who holds or waits for a lock. Make one with [`Locks::owner`](crate::Locks::owner) and give it to
+/// a primitive to make that primitive reentrant: the same owner gets the same lock again.
+///
+/// Without one every acquisition has an owner of its own, so nothing is reentrant by accident.
+///
+/// Written `host-pid-random:number`, which is what `lockkeeper show` prints.
+#[derive(Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct Owner {
+    client: Arc<str>,
+    number: u64,
+}
+
+impl fmt::Display for Owner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.client, self.number)
+    }
+}
+
+impl fmt::Debug for Owner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl From<Owner> for String {
+    fn from(owner: Owner) -> Self {
+        owner.to_string()
+    }
+}
+
+impl TryFrom<String> for Owner {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        text.rsplit_once(':')
+            .and_then(|(client, number)| {
+                Some(Self { client: client.into(), number: number.parse().ok()? })
+            })
+            .ok_or_else(|| format!("{text:?} is not an owner: expected client:number"))
+    }
+}
+
+/// Names one acquisition. Sent with every request that belongs to it, so that a request which is
+/// repeated after a lost reply finds its own grant instead of asking for a second one.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct RequestId(u128);
+
+impl RequestId {
+    /// The 16 bytes of the id.
+    pub const fn to_bytes(self) -> [u8; 16] {
+        self.0.to_be_bytes()
+    }
+
+    /// The id with these 16 bytes.
+    pub const fn from_bytes(bytes: [u8; 16]) -> Self {
+        Self(u128::from_be_bytes(bytes))
+    }
+}
+
+impl fmt::Display for RequestId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:032x}", self.0)
+    }
+}
+
+impl fmt::Debug for RequestId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// Makes the owners and request ids of one [`Locks`](crate::Locks); no two are ever alike.
+#[derive(Debug)]
+pub(crate) struct Identity {
+    client: Arc<str>,
+    random: u64,
+    next: AtomicU64,
+}
+
+impl Identity {
+    pub(crate) fn new() -> Self {
+        let random = random();
+        let host = rustix::system::uname();
+        let host: String = host
+            .nodename()
+            .to_string_lossy()
+            .chars()
+            .map(|c| if c.is_ascii_alphanumeric() || "._".contains(c) { c } else { '-' })
+            .take(40)
+            .collect();
+        let client = format!("{host}-{}-{:08x}", std::process::id(), random >> 32);
+        Self { client: client.into(), random, next: AtomicU64::new(1) }
+    }
+
+    pub(crate) fn owner(&self) -> Owner {
+        Owner { client: Arc::clone(&self.client), number: self.number() }
+    }
+
+    pub(crate) fn request_id(&self) -> RequestId {
+        RequestId(u128::from(self.random) << 64 | u128::from(self.number()))
+    }
+
+    fn number(&self) -> u64 {
+        self.next.fetch_add(1, Ordering::Relaxed)
+    }
+}
+
+/// 64 random bits from the keys that the standard library draws from the kernel for its hash maps.
+pub(crate) fn random() -> u64 {
+    RandomState::new().hash_one(crate::clock::Instant::now())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn owners_are_unique_and_survive_a_round_trip() {
+        let identity = Identity::new();
+        let owner = identity.owner();
+        assert_ne!(owner, identity.owner());
+        assert_ne!(owner, Identity::new().owner());
+        assert_eq!(Owner::try_from(owner.to_string()), Ok(owner));
+        assert!(Owner::try_from("no number:".to_owned()).is_err());
+    }
+
+    #[test]
+    fn request_ids_survive_a_round_trip() {
+        let id = Identity::new().request_id();
+        assert_eq!(RequestId::from_bytes(id.to_bytes()), id);
+        assert_eq!(id.to_string().len(), 32);
+    }
+}

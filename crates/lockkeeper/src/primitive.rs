@@ -1,0 +1,14 @@
+//! What users work with, each written once over the contract.
+
+mod latch;
+mod multi;
+mod mutex;
+mod rw_lock;
+mod semaphore;
+mod target;
+
+pub use latch::Latch;
+pub use multi::{Multi, MultiGuard};
+pub use mutex::Mutex;
+pub use rw_lock::{RwLock, WriteGuard};
+pub use semaphore::Semaphore;

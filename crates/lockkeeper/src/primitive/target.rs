@@ -1,0 +1,129 @@
+//! One name, asked for in one way: what all primitives have in common.
+
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use crate::backend::{Kind, Patience, Term};
+use crate::clock::Instant;
+use crate::cohort::Cohort;
+use crate::error::{Error, Result};
+use crate::guard::Guard;
+use crate::locks::{Inner, Locks, Options};
+use crate::name::Name;
+
+/// Pauses between bounded attempts grow from the first to the second.
+const PAUSE: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(50));
+
+#[derive(Clone, Debug)]
+pub(crate) struct Target {
+    pub(crate) inner: Arc<Inner>,
+    name: Result<Name, Invalid>,
+    options: Options,
+    cohort: OnceLock<Arc<Cohort>>,
+}
+
+/// A name that cannot be used; reported when it is.
+#[derive(Clone, Debug)]
+struct Invalid {
+    name: String,
+    reason: String,
+}
+
+impl Target {
+    pub(crate) fn new(locks: &Locks, name: &str) -> Self {
+        let name = name.parse().map_err(|error| match error {
+            Error::InvalidName { name, reason } => Invalid { name, reason },
+            other => Invalid { name: name.to_owned(), reason: other.to_string() },
+        });
+        Self {
+            inner: Arc::clone(&locks.inner),
+            name,
+            options: locks.options.clone(),
+            cohort: OnceLock::new(),
+        }
+    }
+
+    pub(crate) fn name(&self) -> Result<&Name> {
+        self.name.as_ref().map_err(|Invalid { name, reason }| Error::InvalidName {
+            name: name.clone(),
+            reason: reason.clone(),
+        })
+    }
+
+    /// Waits until it is granted.
+    pub(crate) async fn lock(&self, kind: Kind) -> Result<Guard> {
+        let since = Instant::now();
+        match self.acquire(kind, Patience::Forever).await? {
+            Some(guard) => Ok(guard),
+            None => Err(self.timed_out(since).await),
+        }
+    }
+
+    /// Asks once.
+    pub(crate) async fn try_lock(&self, kind: Kind) -> Result<Option<Guard>> {
+        self.acquire(kind, Patience::TryOnce).await
+    }
+
+    /// Waits for at most this long.
+    pub(crate) async fn lock_timeout(&self, kind: Kind, timeout: Duration) -> Result<Guard> {
+        let since = Instant::now();
+        let patience =
+            if timeout.is_zero() { Patience::TryOnce } else { Patience::Until(since + timeout) };
+        match self.acquire(kind, patience).await? {
+            Some(guard) => Ok(guard),
+            None => Err(self.timed_out(since).await),
+        }
+    }
+
+    /// Asks at most so often.
+    pub(crate) async fn lock_attempts(&self, kind: Kind, attempts: u32) -> Result<Guard> {
+        let since = Instant::now();
+        let mut pause = PAUSE.0;
+        for attempt in 0..attempts {
+            if attempt > 0 {
+                // Somewhere between half a pause and a whole one, so that two do not keep step.
+                let half = pause / 2;
+                let part = u32::try_from(crate::owner::random() % 1024).unwrap_or(0);
+                tokio::time::sleep(half + half * part / 1024).await;
+                pause = (pause * 2).min(PAUSE.1);
+            }
+            if let Some(guard) = self.try_lock(kind).await? {
+                return Ok(guard);
+            }
+        }
+        Err(self.timed_out(since).await)
+    }
+
+    async fn acquire(&self, kind: Kind, patience: Patience) -> Result<Option<Guard>> {
+        let name = self.name()?;
+        if kind == Kind::Mutex
+            && let Some(cohort) = self.cohort(name)?
+        {
+            let entering = async { Ok(cohort.enter(patience).await?.map(Guard::turn)) };
+            return self.inner.while_open(entering).await;
+        }
+        self.inner.acquire(name, kind, &self.options, patience).await
+    }
+
+    /// Plain hosted mutexes are passed on inside the process; whatever has a term or an owner of its
+    /// own needs a hold of its own.
+    fn cohort(&self, name: &Name) -> Result<Option<&Arc<Cohort>>> {
+        if let Some(cohort) = self.cohort.get() {
+            return Ok(Some(cohort));
+        }
+        let Term::Hosted(ttl) = self.inner.check(Kind::Mutex, &self.options)? else {
+            return Ok(None);
+        };
+        if self.options.owner.is_some() || self.options.max_hold.is_some() {
+            return Ok(None);
+        }
+        Ok(Some(self.cohort.get_or_init(|| self.inner.cohort(name, ttl))))
+    }
+
+    pub(crate) async fn timed_out(&self, since: Instant) -> Error {
+        match self.name() {
+            Ok(name) => self.inner.timed_out(name, since).await,
+            Err(error) => error,
+        }
+    }
+}
