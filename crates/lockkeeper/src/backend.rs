@@ -94,6 +94,13 @@ pub trait Hold: fmt::Debug + Send + Sync + 'static {
     /// Turns a hold for writing into one for reading without letting another writer in between.
     async fn downgrade(self: Arc<Self>) -> Result<Renewal>;
 
+    /// Keeps the hold for the next task of this process, but lets the store take it away without a
+    /// word as soon as anybody else asks for the name. `false`: the store cannot do that.
+    fn park(&self) -> bool;
+
+    /// Takes a parked hold up again. `false`: somebody else asked meanwhile.
+    fn unpark(&self) -> bool;
+
     /// Gives the hold back. Harmless when repeated, and when a renewal is still under way. An error
     /// means that the outcome is not known.
     async fn release(self: Arc<Self>) -> Result<Release>;

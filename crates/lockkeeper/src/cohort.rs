@@ -2,13 +2,14 @@
 //!
 //! Only one task of a process stands in line at the store for a name; the others stand in line here.
 //! When a task lets go and others wait, the hold stays and the next task takes it over with the next
-//! token of the block that came with the grant: no round trip.
+//! token of the block that came with the grant: no round trip. Where nobody waits, the hold is given
+//! back, or parked where the store can take a parked hold away by itself.
 //!
 //! # Fair to other processes
 //!
-//! The hold goes back to the store when nobody waits here, when its tokens are used up
-//! ([`BLOCK`] passes), or when it was passed on for [`SLICE`]; whoever waits here then stands in line
-//! at the store again, behind the others.
+//! The hold goes back to the store when its tokens are used up ([`BLOCK`] passes), or when it was
+//! passed on for [`SLICE`]; whoever waits here then stands in line at the store again, behind the
+//! others.
 //!
 //! # Cancel safety
 //!
@@ -22,23 +23,24 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use tokio::sync::OwnedMutexGuard;
+use tokio::sync::{Mutex, OwnedMutexGuard};
 
 use crate::backend::{Hold, Kind, Patience, Request, Term};
 use crate::clock::Instant;
 use crate::error::Result;
-use crate::keeper::Keeper;
 use crate::lease::{Lease, Terms};
 use crate::locks::Inner;
 use crate::name::Name;
 use crate::owner::Owner;
-use crate::token::Token;
+use crate::token::{Token, TokenBlock};
 use crate::wait::until;
 
 /// Tokens asked for with one grant: so often can it be passed on.
 const BLOCK: u32 = 128;
 /// So long can it be passed on.
 const SLICE: Duration = Duration::from_millis(50);
+/// The clock is read at every so manieth pass only: reading it costs as much as the pass.
+const PASSES_PER_LOOK: u32 = 16;
 
 type Acquiring = Pin<Box<dyn Future<Output = Result<Option<Arc<dyn Hold>>>> + Send>>;
 
@@ -47,45 +49,65 @@ pub(crate) struct Cohort {
     name: Name,
     ttl: Duration,
     locks: Arc<Inner>,
-    local: Arc<tokio::sync::Mutex<Remote>>,
-    /// Tasks in line here. Counted before they ask for `local` and until they have it.
-    waiting: AtomicUsize,
+    local: Arc<Mutex<Remote>>,
+    waiting: Arc<AtomicUsize>,
 }
 
-/// What this process has at the store.
-#[derive(Default)]
+/// What this process has at the store. Whoever has it locked has the turn.
 struct Remote {
     lease: Option<Arc<Lease>>,
-    /// How often the hold was passed on, and since when.
+    /// The store may have taken it away without a word.
+    parked: bool,
+    /// The tokens of the hold, how often it was passed on, and since when.
+    tokens: Option<TokenBlock>,
     passes: u32,
-    since: Option<Instant>,
+    since: Instant,
     /// In a mutex only so that it can be shared between threads; never locked.
     acquiring: Option<(Owner, parking_lot::Mutex<Acquiring>)>,
+    /// Tasks in line here: counted before they ask for the turn and until they have it.
+    waiting: Arc<AtomicUsize>,
 }
 
 impl Cohort {
     pub(crate) fn new(locks: Arc<Inner>, name: Name, ttl: Duration) -> Arc<Self> {
-        let (local, waiting) = (Arc::default(), AtomicUsize::new(0));
-        Arc::new(Self { name, ttl, locks, local, waiting })
+        let waiting = Arc::new(AtomicUsize::new(0));
+        let remote = Remote {
+            lease: None,
+            parked: false,
+            tokens: None,
+            passes: 0,
+            since: Instant::NEVER,
+            acquiring: None,
+            waiting: Arc::clone(&waiting),
+        };
+        Arc::new(Self { name, ttl, locks, local: Arc::new(Mutex::new(remote)), waiting })
+    }
+
+    /// Gets the name for the calling task if this process has it and nobody uses it. `None`: ask
+    /// with [`enter`](Self::enter).
+    pub(crate) fn enter_now(&self) -> Option<Turn> {
+        let local = Arc::clone(&self.local).try_lock_owned().ok()?;
+        let mut turn = Turn { local: Some(local) };
+        turn.local.as_deref_mut()?.take_over().then_some(turn)
     }
 
     /// Gets the name for the calling task. `None`: patience ran out. Cancel safe.
-    pub(crate) async fn enter(self: &Arc<Self>, patience: Patience) -> Result<Option<Turn>> {
-        let Some(local) = self.line_up(patience).await else { return Ok(None) };
-        let mut turn = Turn { cohort: Arc::clone(self), local: Some(local), lease: None };
-        Ok(turn.secure(patience).await?.then_some(turn))
-    }
-
-    async fn line_up(self: &Arc<Self>, patience: Patience) -> Option<OwnedMutexGuard<Remote>> {
-        if let Ok(local) = Arc::clone(&self.local).try_lock_owned() {
-            return Some(local);
-        }
-        if patience == Patience::TryOnce {
-            return None;
-        }
-        let _waiting = Waiting::new(self);
-        let local = Arc::clone(&self.local).lock_owned();
-        until(patience, local).await
+    pub(crate) async fn enter(&self, patience: Patience) -> Result<Option<Turn>> {
+        let local = match Arc::clone(&self.local).try_lock_owned() {
+            Ok(local) => local,
+            Err(_) if patience == Patience::TryOnce => return Ok(None),
+            Err(_) => {
+                let _waiting = Waiting::new(self);
+                let turn = Arc::clone(&self.local).lock_owned();
+                let Some(local) = until(patience, turn).await else { return Ok(None) };
+                local
+            }
+        };
+        // From here on: dropping it leaves the place in good order.
+        let mut turn = Turn { local: Some(local) };
+        let Some(remote) = turn.local.as_deref_mut() else { return Ok(None) };
+        let secured = remote.take_over() || remote.acquire(self, patience).await?;
+        Ok(secured.then_some(turn))
     }
 
     fn request(&self, patience: Patience) -> Request {
@@ -100,21 +122,22 @@ impl Cohort {
         }
     }
 
-    fn keeper(&self) -> &Arc<Keeper> {
-        &self.locks.keeper
+    /// Gives back what nobody here is using.
+    pub(crate) fn tidy(&self) {
+        tidy(&self.local, &self.waiting);
     }
+}
 
-    /// Gives back what nobody here is going to use. Called by whoever leaves, after leaving: of two
-    /// that leave at the same moment at least one sees that nobody is left.
-    fn tidy(&self) {
-        if self.waiting.load(Ordering::SeqCst) > 0 {
-            return;
-        }
-        let Ok(mut remote) = self.local.try_lock() else { return };
-        remote.acquiring = None;
-        if let Some(lease) = remote.lease.take() {
-            lease.give_back();
-        }
+/// Gives back what nobody here is using. Called by whoever leaves, after leaving: of two that leave
+/// at the same moment at least one sees that nobody is left.
+fn tidy(local: &Mutex<Remote>, waiting: &AtomicUsize) {
+    if waiting.load(Ordering::SeqCst) > 0 {
+        return;
+    }
+    let Ok(mut remote) = local.try_lock() else { return };
+    (remote.acquiring, remote.parked) = (None, false);
+    if let Some(lease) = remote.lease.take() {
+        lease.give_back();
     }
 }
 
@@ -136,126 +159,129 @@ impl Drop for Waiting<'_> {
     }
 }
 
-/// A task's turn: nobody else in this process has the name, and the store granted it to us.
-pub(crate) struct Turn {
-    cohort: Arc<Cohort>,
-    local: Option<OwnedMutexGuard<Remote>>,
-    lease: Option<(Arc<Lease>, Token)>,
-}
-
-impl Turn {
-    /// The hold and the token of this turn.
-    pub(crate) fn granted(&self) -> (&Arc<Lease>, Token) {
-        let (lease, token) = self.lease.as_ref().expect("secured before it is handed out");
-        (lease, *token)
-    }
-
-    /// Takes over the hold that this process has, or gets one.
-    async fn secure(&mut self, patience: Patience) -> Result<bool> {
-        let cohort = Arc::clone(&self.cohort);
-        let Some(remote) = self.local.as_deref_mut() else { return Ok(false) };
-        if let Some(lease) = remote.lease.take() {
-            if let Some(token) = remote.next_token(&lease) {
-                remote.lease = Some(Arc::clone(&lease));
-                self.lease = Some((lease, token));
-                return Ok(true);
-            }
-            lease.give_back();
-        }
-        let Some((owner, hold)) = remote.acquire(&cohort, patience).await? else {
-            return Ok(false);
-        };
-        let terms = Terms {
-            name: cohort.name.clone(),
-            owner,
-            kind: Kind::Mutex,
-            term: Term::Hosted(cohort.ttl),
-            max_hold: None,
-        };
-        let token = hold.tokens().first();
-        let lease = cohort.keeper().adopt(hold, terms);
-        (remote.passes, remote.since) = (0, Some(Instant::now()));
-        remote.lease = Some(Arc::clone(&lease));
-        self.lease = Some((lease, token));
-        Ok(true)
-    }
-
-    /// Ends the turn: passes the hold on in memory if that is fair, else gives it back.
-    pub(crate) async fn release(mut self) -> Result<()> {
-        let Some((lease, token)) = self.lease.take() else { return Ok(()) };
-        if self.pass_on() {
-            return Ok(());
-        }
-        let released = lease.release(token).await;
-        drop(self);
-        released
-    }
-
-    /// Whether the hold stays for the next task in line here. If not it is no longer in `remote`.
-    fn pass_on(&mut self) -> bool {
-        let Some(remote) = self.local.as_deref_mut() else { return false };
-        let Some(lease) = &remote.lease else { return false };
-        let fair = self.cohort.waiting.load(Ordering::SeqCst) > 0
-            && !lease.is_over()
-            && remote.since.is_some_and(|since| Instant::now().since(since) < SLICE)
-            && lease.hold().tokens().nth(remote.passes + 1).is_some();
-        if !fair {
-            remote.lease = None;
-        }
-        fair
-    }
-}
-
 impl Remote {
-    /// The token for the task that takes the hold over; `None` if it is lost.
-    fn next_token(&mut self, lease: &Lease) -> Option<Token> {
-        if lease.cause().is_some() {
-            return None;
+    /// Goes on with the hold that this process has, under its next token.
+    fn take_over(&mut self) -> bool {
+        let Some(lease) = &self.lease else { return false };
+        let parked = std::mem::take(&mut self.parked);
+        let ours = !parked || lease.hold().unpark();
+        if ours && self.next_token().is_some() && lease.cause().is_none() {
+            self.passes += 1;
+            return true;
         }
-        self.passes += 1;
-        lease.hold().tokens().nth(self.passes)
+        lease.give_back();
+        self.lease = None;
+        false
     }
 
-    /// Drives the request at the store, whoever began it.
-    async fn acquire(
-        &mut self,
-        cohort: &Cohort,
-        patience: Patience,
-    ) -> Result<Option<(Owner, Arc<dyn Hold>)>> {
+    /// Gets a hold from the store, driving the request on, whoever began it.
+    async fn acquire(&mut self, cohort: &Cohort, patience: Patience) -> Result<bool> {
         let begin = |patience| {
             let request = cohort.request(patience);
             let owner = request.owner.clone();
             (owner, parking_lot::Mutex::new(Arc::clone(&cohort.locks.backend).acquire(request)))
         };
-        if patience == Patience::TryOnce {
+        let granted = if patience == Patience::TryOnce {
             // Somebody who waits may have asked already; then it is not free.
             if self.acquiring.is_some() {
-                return Ok(None);
+                return Ok(false);
             }
             let (owner, acquiring) = begin(patience);
-            return Ok(acquiring.into_inner().await?.map(|hold| (owner, hold)));
+            acquiring.into_inner().await?.map(|hold| (owner, hold))
+        } else {
+            let (_, acquiring) = self.acquiring.get_or_insert_with(|| begin(Patience::Forever));
+            let Some(outcome) = until(patience, acquiring.get_mut().as_mut()).await else {
+                return Ok(false);
+            };
+            let owner = self.acquiring.take().map(|(owner, _)| owner);
+            owner.zip(outcome?)
+        };
+        let Some((owner, hold)) = granted else { return Ok(false) };
+        let (name, kind, term) = (cohort.name.clone(), Kind::Mutex, Term::Hosted(cohort.ttl));
+        let terms = Terms { name, owner, kind, term, max_hold: None };
+        let tokens = Some(hold.tokens());
+        self.lease = Some(cohort.locks.keeper.adopt(hold, terms));
+        (self.passes, self.parked, self.since) = (0, false, Instant::now());
+        self.tokens = tokens;
+        Ok(true)
+    }
+
+    /// Ends a turn. Some: a hold to be given back. None: it stays here, passed on or parked.
+    fn leave(&mut self) -> Option<Arc<Lease>> {
+        let lease = self.lease.as_ref()?;
+        let usable = self.next_token().is_some() && !lease.is_over();
+        let stays = usable
+            && if self.is_wanted() {
+                self.passes % PASSES_PER_LOOK != 0 || Instant::now().since(self.since) < SLICE
+            } else {
+                self.parked = lease.hold().park();
+                self.parked
+            };
+        if stays { None } else { self.lease.take() }
+    }
+
+    /// The token of the next turn, while the block lasts.
+    fn next_token(&self) -> Option<Token> {
+        self.tokens.and_then(|tokens| tokens.nth(self.passes + 1))
+    }
+
+    fn is_wanted(&self) -> bool {
+        self.waiting.load(Ordering::SeqCst) > 0
+    }
+}
+
+/// A task's turn: nobody else in this process has the name, and the store granted it to us.
+pub(crate) struct Turn {
+    /// Taken out only when the turn ends.
+    local: Option<OwnedMutexGuard<Remote>>,
+}
+
+impl Turn {
+    fn remote(&self) -> &Remote {
+        self.local.as_deref().expect("present until the turn ends")
+    }
+
+    /// The hold of this turn.
+    pub(crate) fn lease(&self) -> &Arc<Lease> {
+        self.remote().lease.as_ref().expect("secured before it is handed out")
+    }
+
+    /// The token of this turn.
+    pub(crate) fn token(&self) -> Token {
+        let remote = self.remote();
+        let token = remote.tokens.and_then(|tokens| tokens.nth(remote.passes));
+        token.expect("secured before it is handed out")
+    }
+
+    /// Ends the turn, and waits until the store has the hold back if it goes there.
+    pub(crate) async fn release(mut self) -> Result<()> {
+        let token = self.token();
+        let leaving = self.local.as_deref_mut().and_then(Remote::leave);
+        match leaving {
+            // Whoever comes next here asks the store only after this.
+            Some(lease) => lease.release(token).await,
+            None => Ok(()),
         }
-        let (_, acquiring) = self.acquiring.get_or_insert_with(|| begin(Patience::Forever));
-        let Some(outcome) = until(patience, acquiring.get_mut().as_mut()).await else { return Ok(None) };
-        let owner = self.acquiring.take().map(|(owner, _)| owner);
-        Ok(owner.zip(outcome?))
     }
 }
 
 impl Drop for Turn {
     fn drop(&mut self) {
-        if let Some((lease, _)) = self.lease.take()
-            && !self.pass_on()
+        let Some(mut local) = self.local.take() else { return };
+        // After `release` there is nothing left to leave, or it is parked already.
+        if !local.parked
+            && let Some(lease) = local.leave()
         {
             lease.give_back();
         }
-        let local = self.local.take();
-        let left_behind =
-            local.as_ref().is_some_and(|remote| remote.lease.is_some() || remote.acquiring.is_some());
-        drop(local);
-        if left_behind {
-            self.cohort.tidy();
+        let left = local.acquiring.is_some() || (local.lease.is_some() && !local.parked);
+        if !left {
+            return;
         }
+        let place = Arc::clone(OwnedMutexGuard::mutex(&local));
+        let waiting = Arc::clone(&local.waiting);
+        drop(local);
+        tidy(&place, &waiting);
     }
 }
 
@@ -265,11 +291,5 @@ impl fmt::Debug for Cohort {
             .field("name", &self.name)
             .field("waiting", &self.waiting)
             .finish_non_exhaustive()
-    }
-}
-
-impl fmt::Debug for Turn {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Turn").field("lease", &self.lease).finish_non_exhaustive()
     }
 }

@@ -33,75 +33,72 @@ use crate::token::Token;
 #[must_use = "if unused the lock is released at once"]
 #[clippy::has_significant_drop]
 pub struct Guard {
-    held: Arc<Held>,
+    held: Held,
 }
 
-/// The hold behind one or, with reentrancy, several guards.
-pub(crate) struct Held {
-    how: Option<How>,
-}
-
-enum How {
-    /// With a hold of its own at the store.
-    Direct(Arc<Lease>, Token),
+enum Held {
     /// With the hold of the process.
     Turn(Turn),
+    /// With a hold of its own at the store.
+    Alone(Direct),
+    /// With a hold that all guards of one owner share.
+    Shared(Arc<Direct>),
 }
 
-impl How {
-    fn granted(&self) -> (&Arc<Lease>, Token) {
-        match self {
-            Self::Direct(lease, token) => (lease, *token),
-            Self::Turn(turn) => turn.granted(),
-        }
-    }
+/// A hold of its own at the store, given back when dropped.
+pub(crate) struct Direct {
+    lease: Arc<Lease>,
 }
 
-impl Held {
-    fn granted(&self) -> (&Arc<Lease>, Token) {
-        self.how.as_ref().expect("present until dropped").granted()
+impl Direct {
+    pub(crate) fn new(lease: Arc<Lease>) -> Self {
+        Self { lease }
     }
 
     /// Whether it is still held, and in this way.
     pub(crate) fn is(&self, kind: Kind) -> bool {
-        let lease = self.granted().0;
-        lease.kind() == kind && lease.cause().is_none()
+        self.lease.kind() == kind && self.lease.cause().is_none()
+    }
+
+    fn token(&self) -> Token {
+        self.lease.hold().tokens().first()
     }
 }
 
-impl Drop for Held {
+impl Drop for Direct {
     fn drop(&mut self) {
-        if let Some(How::Direct(lease, _)) = self.how.take() {
-            lease.give_back();
-        }
+        self.lease.give_back();
     }
 }
 
 impl Guard {
-    pub(crate) fn direct(lease: Arc<Lease>) -> Self {
-        let token = lease.hold().tokens().first();
-        Self { held: Arc::new(Held { how: Some(How::Direct(lease, token)) }) }
-    }
-
     pub(crate) fn turn(turn: Turn) -> Self {
-        Self { held: Arc::new(Held { how: Some(How::Turn(turn)) }) }
+        Self { held: Held::Turn(turn) }
     }
 
-    pub(crate) fn again(held: Arc<Held>) -> Self {
-        Self { held }
+    pub(crate) fn alone(direct: Direct) -> Self {
+        Self { held: Held::Alone(direct) }
     }
 
-    pub(crate) fn held(&self) -> &Arc<Held> {
-        &self.held
+    pub(crate) fn shared(direct: Arc<Direct>) -> Self {
+        Self { held: Held::Shared(direct) }
     }
 
     fn lease(&self) -> &Arc<Lease> {
-        self.held.granted().0
+        match &self.held {
+            Held::Turn(turn) => turn.lease(),
+            Held::Alone(direct) => &direct.lease,
+            Held::Shared(direct) => &direct.lease,
+        }
     }
 
     /// The fencing token. A guard of the same [`Owner`] on the same lock has the same one.
     pub fn token(&self) -> Token {
-        self.held.granted().1
+        match &self.held {
+            Held::Turn(turn) => turn.token(),
+            Held::Alone(direct) => direct.token(),
+            Held::Shared(direct) => direct.token(),
+        }
     }
 
     /// The lock.
@@ -224,11 +221,13 @@ impl Guard {
     /// else's; [`Error::Unknown`] when the store did not answer: it is tried again in the background
     /// and in any case over when the lease ends.
     pub async fn release(self) -> Result<()> {
-        let Some(mut held) = Arc::into_inner(self.held) else { return Ok(()) };
-        match held.how.take() {
-            Some(How::Direct(lease, token)) => lease.release(token).await,
-            Some(How::Turn(turn)) => turn.release().await,
-            None => Ok(()),
+        match self.held {
+            Held::Turn(turn) => turn.release().await,
+            Held::Alone(direct) => direct.lease.release(direct.token()).await,
+            Held::Shared(direct) => match Arc::into_inner(direct) {
+                Some(last) => last.lease.release(last.token()).await,
+                None => Ok(()),
+            },
         }
     }
 

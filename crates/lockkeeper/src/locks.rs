@@ -14,7 +14,7 @@ use crate::backend::{Admin, Backend, Kind, Patience, Request, Term};
 use crate::clock::Instant;
 use crate::cohort::Cohort;
 use crate::error::{Error, Result};
-use crate::guard::{Guard, Held};
+use crate::guard::{Direct, Guard};
 use crate::keeper::Keeper;
 use crate::lease::Terms;
 use crate::loss::Cause;
@@ -65,7 +65,7 @@ pub(crate) struct Inner {
 }
 
 /// The lock that one owner holds, found again when the owner asks again.
-type Entered = tokio::sync::Mutex<Weak<Held>>;
+type Entered = tokio::sync::Mutex<Weak<Direct>>;
 
 /// How a lock is asked for; the options that the primitives share.
 #[derive(Clone, Debug, Default)]
@@ -216,6 +216,8 @@ impl Locks {
     pub async fn shutdown(&self, grace: Duration) -> Shutdown {
         let keeper = &self.inner.keeper;
         keeper.closing.declare(Cause::ShutDown);
+        let cohorts: Vec<_> = self.inner.cohorts.lock().values().filter_map(Weak::upgrade).collect();
+        cohorts.iter().for_each(|cohort| cohort.tidy());
         for lease in keeper.leases() {
             lease.hold().loss().declare(Cause::ShutDown);
         }
@@ -264,11 +266,17 @@ impl Inner {
                 Some(owner) => self.enter_again(name, kind, owner, options, patience).await,
                 None => {
                     let owner = self.identity.owner();
-                    self.direct(name, kind, owner, options, patience).await
+                    let granted = self.direct(name, kind, owner, options, patience).await?;
+                    Ok(granted.map(Guard::alone))
                 }
             }
         };
         self.while_open(granted).await
+    }
+
+    /// Not shut down.
+    pub(crate) fn is_open(&self) -> bool {
+        self.keeper.closing.cause().is_none()
     }
 
     /// Runs a wait for a lock, and ends it at shutdown.
@@ -276,7 +284,7 @@ impl Inner {
         &self,
         granted: impl Future<Output = Result<T>> + Send,
     ) -> Result<T> {
-        if self.keeper.closing.cause().is_some() {
+        if !self.is_open() {
             return Err(Error::ShutDown);
         }
         tokio::select! {
@@ -329,13 +337,14 @@ impl Inner {
             return Ok(None);
         };
         if let Some(held) = held.upgrade().filter(|held| held.is(kind)) {
-            return Ok(Some(Guard::again(held)));
+            return Ok(Some(Guard::shared(held)));
         }
-        let guard = self.direct(name, kind, owner.clone(), options, patience).await?;
-        if let Some(guard) = &guard {
-            *held = Arc::downgrade(guard.held());
+        let granted = self.direct(name, kind, owner.clone(), options, patience).await?;
+        let granted = granted.map(Arc::new);
+        if let Some(direct) = &granted {
+            *held = Arc::downgrade(direct);
         }
-        Ok(guard)
+        Ok(granted.map(Guard::shared))
     }
 
     /// With a hold of its own.
@@ -346,7 +355,7 @@ impl Inner {
         owner: Owner,
         options: &Options,
         patience: Patience,
-    ) -> Result<Option<Guard>> {
+    ) -> Result<Option<Direct>> {
         let term = self.check(kind, options)?;
         let request = Request {
             name: name.clone(),
@@ -365,7 +374,7 @@ impl Inner {
         };
         let Some(hold) = granted.transpose()?.flatten() else { return Ok(None) };
         let terms = Terms { name: name.clone(), owner, kind, term, max_hold: options.max_hold };
-        Ok(Some(Guard::direct(self.keeper.adopt(hold, terms))))
+        Ok(Some(Direct::new(self.keeper.adopt(hold, terms))))
     }
 
     /// The cohort for plain hosted mutexes of this name and time to live.

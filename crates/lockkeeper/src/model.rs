@@ -199,14 +199,14 @@ impl<P: Clone> State<P> {
             mine.expires = ask.ttl.map(|ttl| now + ttl);
             return Answer::Granted { tokens: mine.tokens, expires: mine.expires };
         }
+        if self.conflicting_family(ask.kind).is_some() || !self.may_take(&ask) {
+            self.bury(world);
+        }
         if let Some(family) = self.conflicting_family(ask.kind) {
             return Answer::WrongKind(family);
         }
         if ask.kind.is_exclusive() && self.reads(&ask.owner) {
             return Answer::Upgrade;
-        }
-        if !self.may_take(&ask) {
-            self.bury(world);
         }
         // Burying may have granted it to us: we were in the queue.
         if let Some(mine) = self.holders.iter_mut().find(|holder| holder.id == ask.id) {
@@ -312,11 +312,11 @@ impl<P: Clone> State<P> {
 
     /// What there is to see.
     pub fn status(&self, name: &Name, now: Instant) -> Status {
-        let kinds = self.holders.iter().map(|holder| holder.kind);
-        let kind = kinds.chain(self.queue.iter().map(|waiter| waiter.kind)).next();
         Status {
             name: name.clone(),
-            kind: kind
+            kind: self
+                .kinds()
+                .next()
                 .map(|kind| kind.family().to_owned())
                 .or(self.latch.as_ref().map(|_| "latch".to_owned())),
             holders: self.holders.iter().map(|holder| holder.show(now)).collect(),
@@ -467,8 +467,13 @@ impl<P: Clone> State<P> {
             return Some("latch");
         }
         let is_permit = |kind| matches!(kind, Kind::Permit { .. });
-        let kinds = self.holders.iter().map(|h| h.kind).chain(self.queue.iter().map(|w| w.kind));
-        kinds.into_iter().find(|used| is_permit(*used) != is_permit(kind)).map(Kind::family)
+        self.kinds().find(|used| is_permit(*used) != is_permit(kind)).map(Kind::family)
+    }
+
+    /// In which ways the name is held and waited for.
+    fn kinds(&self) -> impl Iterator<Item = Kind> {
+        let holders = self.holders.iter().map(|holder| holder.kind);
+        holders.chain(self.queue.iter().map(|waiter| waiter.kind))
     }
 }
 
@@ -481,9 +486,8 @@ impl<P: Clone> State<P> {
         ttl: Duration,
         world: &mut World<'_, P>,
     ) -> Result<bool, &'static str> {
-        self.expire(world);
-        let kinds = self.holders.iter().map(|h| h.kind).chain(self.queue.iter().map(|w| w.kind));
-        if let Some(kind) = kinds.into_iter().next() {
+        self.settle(world);
+        if let Some(kind) = self.kinds().next() {
             return Err(kind.family());
         }
         let was_open = self.latch.is_none();

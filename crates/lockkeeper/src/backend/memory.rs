@@ -25,6 +25,7 @@ use std::collections::hash_map::Entry;
 use std::fmt;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, LazyLock, OnceLock, Weak};
 use std::time::Duration;
 
@@ -67,7 +68,13 @@ struct Ticket {
     grant: OnceLock<(TokenBlock, Option<Instant>)>,
     loss: Loss,
     news: Notify,
+    stage: AtomicU8,
 }
+
+/// What [`Ticket::stage`] says: somebody uses it, or has parked it, or it was taken away.
+const IN_USE: u8 = 0;
+const PARKED: u8 = 1;
+const TAKEN: u8 = 2;
 
 /// Whom to tell.
 #[derive(Clone)]
@@ -81,6 +88,17 @@ impl Party {
         match self {
             Self::Request(ticket) => ticket.news.notify_one(),
             Self::Latch(opened) => opened.notify_one(),
+        }
+    }
+
+    /// Whether it may stand in somebody's way. A parked hold may not, and is gone when asked.
+    fn is_in_use(&self) -> bool {
+        match self {
+            Self::Request(ticket) => ticket
+                .stage
+                .compare_exchange(PARKED, TAKEN, Ordering::AcqRel, Ordering::Acquire)
+                .is_err_and(|stage| stage == IN_USE),
+            Self::Latch(_) => true,
         }
     }
 
@@ -127,7 +145,7 @@ impl Memory {
             let Table { names, counter } = &mut *table;
             let many = names.len() > NAMES_KEPT;
             let mut world =
-                World { now: Instant::now(), counter, alive: &|_| true, news: &mut news };
+                World { now: Instant::now(), counter, alive: &Party::is_in_use, news: &mut news };
             // The common case first: `entry` would need a copy of the name.
             if let Some(state) = names.get_mut(name) {
                 let result = transition(state, &mut world);
@@ -161,8 +179,14 @@ impl Memory {
 
 impl Ticket {
     fn new(memory: Arc<Memory>, request: Request) -> Arc<Self> {
-        let (grant, loss, news) = (OnceLock::new(), Loss::new(), Notify::new());
-        Arc::new(Self { memory, request, grant, loss, news })
+        Arc::new(Self {
+            memory,
+            request,
+            grant: OnceLock::new(),
+            loss: Loss::new(),
+            news: Notify::new(),
+            stage: AtomicU8::new(IN_USE),
+        })
     }
 
     /// Asks the table, or asks again. Also: when to ask next at the latest.
@@ -298,6 +322,15 @@ impl Hold for Ticket {
             .memory
             .change(&self.request.name, |state, world| state.downgrade(self.request.id, world));
         Ok(downgraded.map_or_else(Renewal::Lost, Renewal::Held))
+    }
+
+    fn park(&self) -> bool {
+        self.stage.store(PARKED, Ordering::Release);
+        true
+    }
+
+    fn unpark(&self) -> bool {
+        self.stage.compare_exchange(PARKED, IN_USE, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
 
     async fn release(self: Arc<Self>) -> Result<Release> {

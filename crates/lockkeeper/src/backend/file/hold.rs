@@ -86,6 +86,14 @@ impl Hold for FileHold {
         Ok(downgraded.await?.map_or_else(Renewal::Lost, Renewal::Held))
     }
 
+    fn park(&self) -> bool {
+        false
+    }
+
+    fn unpark(&self) -> bool {
+        false
+    }
+
     async fn release(self: Arc<Self>) -> Result<Release> {
         let id = self.id;
         let released = self.store.change(&self.name, move |state, world| state.release(id, world));
