@@ -212,7 +212,8 @@ impl Remote {
         let usable = self.next_token().is_some() && !lease.is_over();
         let stays = usable
             && if self.is_wanted() {
-                self.passes % PASSES_PER_LOOK != 0 || Instant::now().since(self.since) < SLICE
+                !self.passes.is_multiple_of(PASSES_PER_LOOK)
+                    || Instant::now().since(self.since) < SLICE
             } else {
                 self.parked = lease.hold().park();
                 self.parked

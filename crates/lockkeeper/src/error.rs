@@ -53,7 +53,9 @@ pub enum Error {
     },
 
     /// The owner holds the lock for reading and asks for writing: it would wait for itself for ever.
-    #[error("{owner} holds {name} for reading and cannot take it for writing as well: release the read lock first")]
+    #[error(
+        "{owner} holds {name} for reading and cannot take it for writing as well: release the read lock first"
+    )]
     Upgrade {
         /// The lock.
         name: Name,
@@ -112,9 +114,9 @@ pub enum Error {
     Multi {
         /// The first error.
         #[source]
-        first: Box<Error>,
+        first: Box<Self>,
         /// The others.
-        rest: Vec<Error>,
+        rest: Vec<Self>,
     },
 
     /// [`Locks::shutdown`](crate::Locks::shutdown) was called: no new locks.

@@ -55,12 +55,7 @@ pub(crate) struct Lease {
 }
 
 impl Lease {
-    pub(crate) fn new(
-        hold: Arc<dyn Hold>,
-        terms: Terms,
-        keeper: Arc<Keeper>,
-        number: u64,
-    ) -> Self {
+    pub(crate) fn new(hold: Arc<dyn Hold>, terms: Terms, keeper: Arc<Keeper>, number: u64) -> Self {
         let last_at = terms.max_hold.map_or(Instant::NEVER, |max| Instant::now() + max);
         let expires = hold.expires_at();
         let lease = Self {
@@ -132,8 +127,7 @@ impl Lease {
     fn ends(&self, expires: Option<Instant>, ttl: Duration) {
         let expires = expires.unwrap_or(Instant::NEVER);
         let margin = (ttl / MARGIN_PART).min(MARGIN_MAX);
-        let lost_at =
-            if expires == Instant::NEVER { expires } else { expires.before(margin) };
+        let lost_at = if expires == Instant::NEVER { expires } else { expires.before(margin) };
         self.expires.store(expires.as_nanos(), Ordering::Release);
         self.lost_at.store(lost_at.min(self.last_at).as_nanos(), Ordering::Release);
         let renew_at = match self.terms.term {

@@ -216,7 +216,8 @@ impl Locks {
     pub async fn shutdown(&self, grace: Duration) -> Shutdown {
         let keeper = &self.inner.keeper;
         keeper.closing.declare(Cause::ShutDown);
-        let cohorts: Vec<_> = self.inner.cohorts.lock().values().filter_map(Weak::upgrade).collect();
+        let cohorts: Vec<_> =
+            self.inner.cohorts.lock().values().filter_map(Weak::upgrade).collect();
         cohorts.iter().for_each(|cohort| cohort.tidy());
         for lease in keeper.leases() {
             lease.hold().loss().declare(Cause::ShutDown);

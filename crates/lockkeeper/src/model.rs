@@ -297,11 +297,8 @@ impl<P: Clone> State<P> {
     pub fn restart(&mut self, now: Instant) {
         let latch = self.latch.take();
         *self = Self::default();
-        self.latch = latch.map(|latch| Latch {
-            expires: now + latch.ttl,
-            waiting: Vec::new(),
-            ..latch
-        });
+        self.latch =
+            latch.map(|latch| Latch { expires: now + latch.ttl, waiting: Vec::new(), ..latch });
     }
 
     /// Lets go of all that has expired or died.
@@ -449,10 +446,9 @@ impl<P: Clone> State<P> {
     fn compatible(&self, kind: Kind, owner: &Owner) -> bool {
         match kind {
             Kind::Permit { of } => self.holders.len() < of as usize,
-            Kind::Read | Kind::FairRead => self
-                .holders
-                .iter()
-                .all(|holder| holder.kind.is_shared() || holder.owner == *owner),
+            Kind::Read | Kind::FairRead => {
+                self.holders.iter().all(|holder| holder.kind.is_shared() || holder.owner == *owner)
+            }
             _ => self.holders.is_empty(),
         }
     }

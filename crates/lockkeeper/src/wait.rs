@@ -34,7 +34,10 @@ pub(crate) async fn pause(
 }
 
 /// Waits for `future` for as long as patience lasts; with none at all, only if it is ready.
-pub(crate) async fn until<T>(patience: Patience, future: impl Future<Output = T> + Send) -> Option<T> {
+pub(crate) async fn until<T>(
+    patience: Patience,
+    future: impl Future<Output = T> + Send,
+) -> Option<T> {
     match patience {
         Patience::Forever => Some(future.await),
         Patience::TryOnce => future.now_or_never(),

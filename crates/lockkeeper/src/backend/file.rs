@@ -22,7 +22,7 @@
 //!
 //! Exclusion between all processes that use the directory, in order of arrival; a lock is free the
 //! moment its process dies and not later than its lease; tokens that grow over releases, restarts,
-//! power failures and even the deletion of the directory (see [`store`]).
+//! power failures and even the deletion of the directory (see `database.rs`).
 //!
 //! # When it breaks
 //!
@@ -36,6 +36,7 @@
 //! One transaction to lock and one to release, no `fsync`; a holder renews every third of its time to
 //! live; a waiter asks about every 1.7 s.
 
+mod database;
 mod directory;
 mod hold;
 mod peers;
@@ -54,9 +55,7 @@ use self::directory::Directory;
 use self::hold::FileHold;
 use self::peers::{PeerId, Peers};
 use self::store::Store;
-use super::{
-    Admin, Backend, Capabilities, Eviction, Hold, Latches, Patience, Request, Status,
-};
+use super::{Admin, Backend, Capabilities, Eviction, Hold, Latches, Patience, Request, Status};
 use crate::clock::Instant;
 use crate::error::{Error, Result};
 use crate::model::{Answer, Ask, Place};
@@ -89,7 +88,7 @@ impl File {
         let opened = tokio::task::spawn_blocking(move || {
             let _alone = setup.lock()?;
             let fifo = setup.make_fifo()?;
-            Ok::<_, Error>((store::open_database(&setup)?, fifo))
+            Ok::<_, Error>((database::open(&setup)?, fifo))
         });
         let (database, fifo) = opened.await.map_err(|error| {
             Error::unavailable("file", "opening the directory was interrupted", error)
@@ -141,18 +140,18 @@ impl File {
     }
 }
 
-/// A request that may have a hold or a place in a queue: given up when dropped, unless it was taken.
+/// A request that may have a hold or a place in a queue: given up when dropped, unless it is settled.
 struct Parked<'a> {
     file: &'a File,
     name: &'a Name,
     id: RequestId,
-    taken: bool,
+    settled: bool,
 }
 
 impl Drop for Parked<'_> {
     fn drop(&mut self) {
         self.file.peers.forget(self.id);
-        if !self.taken {
+        if !self.settled {
             let id = self.id;
             self.file.store.submit(self.name, move |state, world| {
                 state.release(id, world);
@@ -188,19 +187,22 @@ impl Backend for File {
         let news = self.peers.expect(request.id);
         // From here on, before the first request is sent: dropping this future undoes it.
         let mut parked =
-            Parked { file: &self, name: &request.name, id: request.id, taken: false };
+            Parked { file: &self, name: &request.name, id: request.id, settled: false };
         loop {
             let (answer, next) = self.ask(&request).await?;
             match answer {
                 Answer::Granted { tokens, expires } => {
-                    parked.taken = true;
+                    parked.settled = true;
                     let hold = FileHold::new(&self.store, &self.peers, &request, tokens, expires);
                     drop(parked);
                     self.peers.hold(request.id, &hold);
                     return Ok(Some(hold));
                 }
                 Answer::Queued => {}
-                Answer::Busy => return Ok(None),
+                Answer::Busy => {
+                    parked.settled = true;
+                    return Ok(None);
+                }
                 Answer::Upgrade => {
                     let (name, owner) = (request.name.clone(), request.owner.clone());
                     return Err(Error::Upgrade { name, owner });
@@ -280,7 +282,7 @@ impl Latches for File {
     async fn wait(&self, name: &Name, id: RequestId, patience: Patience) -> Result<bool> {
         let news = self.peers.expect(id);
         let me = self.peers.me();
-        let _parked = Parked { file: self, name, id, taken: false };
+        let _parked = Parked { file: self, name, id, settled: false };
         loop {
             let open = self
                 .store

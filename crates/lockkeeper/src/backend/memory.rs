@@ -42,7 +42,7 @@ use crate::error::{Error, Result};
 use crate::loss::{Cause, Loss};
 use crate::model::{Answer, Ask, News, Place, State, World};
 use crate::name::Name;
-use crate::owner::RequestId;
+use crate::owner::{self, RequestId};
 use crate::token::TokenBlock;
 use crate::wait::pause;
 
@@ -112,7 +112,8 @@ impl Party {
 impl Memory {
     /// A table of its own, shared with nobody.
     pub fn private() -> Arc<Self> {
-        Self::at(String::new())
+        // A place of its own, so that nobody takes two such tables for one.
+        Self::at(format!("#{:016x}", owner::random()))
     }
 
     /// The table of this name, the same for the whole process while anybody uses it.
@@ -343,7 +344,11 @@ impl Admin for Memory {
     async fn list(&self) -> Result<Vec<Status>> {
         let mut names: Vec<Name> = self.table.lock().names.keys().cloned().collect();
         names.sort();
-        Ok(names.iter().map(|name| self.look(name)).filter(|status| status.kind.is_some()).collect())
+        Ok(names
+            .iter()
+            .map(|name| self.look(name))
+            .filter(|status| status.kind.is_some())
+            .collect())
     }
 
     async fn show(&self, name: &Name) -> Result<Status> {

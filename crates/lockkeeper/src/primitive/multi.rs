@@ -82,7 +82,10 @@ impl Multi {
 
     /// Takes the members in order. What was taken is released when a later one fails: its guard is
     /// dropped here.
-    async fn take<'a>(&'a self, lock: impl AsyncFn(&'a Mutex) -> Result<Guard>) -> Result<MultiGuard> {
+    async fn take<'a>(
+        &'a self,
+        lock: impl AsyncFn(&'a Mutex) -> Result<Guard>,
+    ) -> Result<MultiGuard> {
         let mut guards = Vec::with_capacity(self.members.len());
         for member in self.sorted()? {
             guards.push(lock(member).await?);

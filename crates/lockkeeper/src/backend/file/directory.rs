@@ -48,8 +48,9 @@ pub(super) fn default() -> Result<PathBuf> {
 #[derive(Clone, Debug)]
 pub(super) struct Directory {
     path: Arc<Path>,
-    /// Mode of the files in it: whoever may write the directory may write them.
+    /// Mode and group of the files in it: whoever may write the directory may write them.
     mode: u32,
+    group: u32,
 }
 
 impl Directory {
@@ -86,7 +87,7 @@ impl Directory {
             .map_err(|error| {
                 let hint = format!(
                     "{} belongs to user {} and cannot be written by user {}: name another with \
-                     file:/DIR, or let its owner make it group-writable",
+                     file:/DIR, or let its owner share it (chmod 2770, with a common group)",
                     path.display(),
                     meta.uid(),
                     rustix::process::geteuid().as_raw()
@@ -95,7 +96,7 @@ impl Directory {
             })?;
         // Write permission of the directory, turned into read and write permission of its files.
         let write = meta.mode() & 0o022;
-        Ok(Self { path: path.into(), mode: 0o600 | write | write << 1 })
+        Ok(Self { path: path.into(), mode: 0o600 | write | write << 1, group: meta.gid() })
     }
 
     pub(super) fn path(&self) -> &Path {
@@ -124,8 +125,10 @@ impl Directory {
         Ok(file)
     }
 
-    /// Gives a new file its mode whatever the umask says. Somebody else's file has it already.
+    /// Gives a new file its mode and group whatever umask and user say. Somebody else's file has
+    /// them already; a group that we are not in is not ours to give.
     fn share(&self, path: &Path) -> Result<()> {
+        let _ = std::os::unix::fs::chown(path, None, Some(self.group));
         match fs::set_permissions(path, Permissions::from_mode(self.mode)) {
             Err(error) if error.kind() != io::ErrorKind::PermissionDenied => {
                 Err(self.unusable(path, error))
