@@ -181,9 +181,12 @@ fn raw_database(path: &std::path::Path) -> Connection {
 
 fn raw_pair(raw: &mut Connection) {
     for step in ["INSERT INTO names VALUES ('bench', 'x')", "DELETE FROM names"] {
-        let transaction =
-            raw.transaction_with_behavior(TransactionBehavior::Immediate).unwrap();
-        transaction.prepare_cached("UPDATE meta SET token = token + 1").unwrap().execute([]).unwrap();
+        let transaction = raw.transaction_with_behavior(TransactionBehavior::Immediate).unwrap();
+        transaction
+            .prepare_cached("UPDATE meta SET token = token + 1")
+            .unwrap()
+            .execute([])
+            .unwrap();
         transaction.prepare_cached(step).unwrap().execute([]).unwrap();
         transaction.commit().unwrap();
     }
@@ -247,8 +250,7 @@ fn parse(log: &str, first: bool) -> Vec<(u64, u64, bool)> {
 /// What it costs to wake another process up and be woken by it.
 fn pipe_round_trip() -> Duration {
     const ROUND_TRIPS: u32 = 2000;
-    let mut cat =
-        Command::new("cat").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut cat = Command::new("cat").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
     let mut write = cat.stdin.take().unwrap();
     let mut read = BufReader::new(cat.stdout.take().unwrap());
     let mut line = String::new();

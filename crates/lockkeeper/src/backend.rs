@@ -14,7 +14,7 @@
 //!    the background until the lease would have ended.
 //! 5. **Unknown is a value**: an `Err` from [`Hold::renew`] or [`Hold::release`] means that the
 //!    outcome is not known, never that it failed.
-//! 6. What it cannot do is [`Error::Unsupported`](crate::Error::Unsupported), never a stub.
+//! 6. What it cannot do is [`Error::Unsupported`], never a stub.
 //!
 //! The conformance suite checks all of it; see CONTRIBUTING for how to add a backend.
 

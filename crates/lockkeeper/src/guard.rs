@@ -163,7 +163,7 @@ impl Guard {
     /// # Errors
     ///
     /// [`Error::Lost`] when it is not ours any more, [`Error::Unknown`] when the store's answer was
-    /// lost: then the lease ends at the old or at the new time, and the guard counts on the old.
+    /// lost: then the lease ends at the old or at the new time, and the guard counts on the earlier.
     pub async fn renew(&self, ttl: Duration) -> Result<()> {
         Term::Fixed(ttl).check()?;
         self.lease().renew(self.token(), ttl).await

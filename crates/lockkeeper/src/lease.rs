@@ -9,7 +9,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use tokio::runtime::Handle;
-use tokio::sync::oneshot;
+use tokio::sync::{Mutex, oneshot};
 
 use crate::backend::{Hold, Kind, Release, Renewal, Term};
 use crate::clock::Instant;
@@ -52,6 +52,8 @@ pub(crate) struct Lease {
     last_at: Instant,
     retired: AtomicBool,
     downgraded: AtomicBool,
+    /// One renewal at a time: of two on their way nobody knows which one the store sees last.
+    renewing: Mutex<()>,
 }
 
 impl Lease {
@@ -69,6 +71,7 @@ impl Lease {
             last_at,
             retired: AtomicBool::new(false),
             downgraded: AtomicBool::new(false),
+            renewing: Mutex::new(()),
         };
         lease.ends(expires, lease.terms.term.ttl());
         lease
@@ -168,33 +171,12 @@ impl Lease {
     /// The keeper's renewal. An outcome that is not known is tried again while there is time.
     pub(crate) async fn renew_hosted(self: Arc<Self>) -> Arc<Self> {
         let ttl = self.terms.term.ttl();
-        let sixth = ttl / 6;
-        let outcome = tokio::time::timeout(sixth, Arc::clone(&self.hold).renew(ttl)).await;
-        match outcome {
-            Ok(Ok(renewal)) => self.note(&renewal, ttl),
-            Ok(Err(error)) => {
-                tracing::warn!(name = %self.terms.name, %error, "renewal failed; trying again");
-                self.renew_soon(ttl);
-            }
-            Err(_elapsed) => {
-                tracing::warn!(name = %self.terms.name, "renewal got no answer; trying again");
-                self.renew_soon(Duration::ZERO);
-            }
+        if let Err(error) = self.attempt(ttl, ttl / 6).await {
+            tracing::warn!(name = %self.terms.name, %error, "renewal failed; trying again");
+            let soon = Instant::now() + (ttl / 20).min(Duration::from_secs(1));
+            self.renew_at.store(soon.as_nanos(), Ordering::Release);
         }
         self
-    }
-
-    fn renew_soon(&self, ttl: Duration) {
-        let soon = Instant::now() + (ttl / 20).min(Duration::from_secs(1));
-        self.renew_at.store(soon.as_nanos(), Ordering::Release);
-    }
-
-    fn note(&self, renewal: &Renewal, ttl: Duration) {
-        match renewal {
-            Renewal::Held(expires) => self.ends(*expires, ttl),
-            Renewal::Lost(_) if self.retired.load(Ordering::Acquire) => {}
-            Renewal::Lost(cause) => self.hold.loss().declare(cause.clone()),
-        }
     }
 
     /// The holder's own renewal.
@@ -202,16 +184,38 @@ impl Lease {
         if let Some(cause) = self.cause() {
             return Err(self.lost(token, cause));
         }
-        let renewal = Arc::clone(&self.hold)
-            .renew(ttl)
-            .await
-            .map_err(|source| self.unknown("the renewal", source))?;
-        self.note(&renewal, ttl);
+        let left = self.lost_at().since(Instant::now());
+        let outcome = self.attempt(ttl, left.min(ttl)).await;
         self.keeper.reschedule(self);
+        outcome.map_err(|source| self.unknown("the renewal", source))?;
         match self.cause() {
             Some(cause) => Err(self.lost(token, cause)),
             None => Ok(()),
         }
+    }
+
+    /// Renews once. An error means that the outcome is not known.
+    async fn attempt(&self, ttl: Duration, patience: Duration) -> Result<()> {
+        let attempt = async {
+            let _alone = self.renewing.lock().await;
+            // Whatever becomes of the answer: the store may have taken it for a shorter time.
+            let end = Instant::now() + ttl;
+            if self.expires_at().is_some_and(|expires| end < expires) {
+                self.ends(Some(end), ttl);
+            }
+            Arc::clone(&self.hold).renew(ttl).await
+        };
+        let unanswered = |_| Error::Unavailable {
+            backend: "the store",
+            context: format!("no answer within {patience:?}"),
+            source: None,
+        };
+        match tokio::time::timeout(patience, attempt).await.map_err(unanswered)?? {
+            Renewal::Held(expires) => self.ends(expires, ttl),
+            Renewal::Lost(_) if self.retired.load(Ordering::Acquire) => {}
+            Renewal::Lost(cause) => self.hold.loss().declare(cause),
+        }
+        Ok(())
     }
 
     /// Turns a write hold into a read hold.

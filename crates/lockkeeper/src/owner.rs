@@ -7,8 +7,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde::{Deserialize, Serialize};
 
-/// Who holds or waits for a lock. Make one with [`Locks::owner`](crate::Locks::owner) and give it to
-/// a primitive to make that primitive reentrant: the same owner gets the same lock again.
+/// Who holds or waits for a lock. Make one with [`Locks::new_owner`](crate::Locks::new_owner) and
+/// give it to [`Locks::owned_by`](crate::Locks::owned_by) to make locks reentrant: the same owner
+/// gets the same lock again.
 ///
 /// Without one every acquisition has an owner of its own, so nothing is reentrant by accident.
 ///

@@ -2,7 +2,7 @@
 //!
 //! # How it works
 //!
-//! One [`State`](crate::model::State) per name in a table behind a mutex. A waiter parks until it is
+//! One [`State`] per name in a table behind a mutex. A waiter parks until it is
 //! told that the name was handed to it.
 //!
 //! # What it promises

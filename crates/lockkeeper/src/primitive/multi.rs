@@ -50,7 +50,7 @@ impl Multi {
     /// [`Error::Config`] without members; else the error of the member that failed, with all others
     /// released.
     pub async fn lock(&self) -> Result<MultiGuard> {
-        self.take(Mutex::lock).await
+        self.take(None).await
     }
 
     /// Asks once for each; `None` when one is taken.
@@ -76,19 +76,18 @@ impl Multi {
     /// [`Error::Timeout`] with the member that was not to be had; as for [`lock`](Self::lock)
     /// otherwise.
     pub async fn lock_timeout(&self, timeout: Duration) -> Result<MultiGuard> {
-        let deadline = Instant::now() + timeout;
-        self.take(async |member| member.lock_timeout(deadline.since(Instant::now())).await).await
+        self.take(Some(Instant::now() + timeout)).await
     }
 
     /// Takes the members in order. What was taken is released when a later one fails: its guard is
     /// dropped here.
-    async fn take<'a>(
-        &'a self,
-        lock: impl AsyncFn(&'a Mutex) -> Result<Guard>,
-    ) -> Result<MultiGuard> {
+    async fn take(&self, deadline: Option<Instant>) -> Result<MultiGuard> {
         let mut guards = Vec::with_capacity(self.members.len());
         for member in self.sorted()? {
-            guards.push(lock(member).await?);
+            guards.push(match deadline {
+                None => member.lock().await?,
+                Some(at) => member.lock_timeout(at.since(Instant::now())).await?,
+            });
         }
         Ok(MultiGuard { guards })
     }

@@ -126,9 +126,11 @@ fn forget_everybody(database: &Connection) -> Result<()> {
     let doing = "tidying up after a reboot";
     let sql = |error| failed(doing, Fault::Sql(error));
     let mut select = database.prepare("SELECT name, state FROM names").map_err(sql)?;
-    let rows = select
+    // All of them first: a row that is written under an open cursor is found again, for ever.
+    let rows: Vec<_> = select
         .query_map([], |row| Ok((row.get::<_, String>(0)?, row.get::<_, Vec<u8>>(1)?)))
-        .map_err(sql)?;
+        .map_err(sql)?
+        .collect();
     for row in rows {
         let (name, before) = row.map_err(sql)?;
         // What cannot be read is of no use to anybody after a reboot.
