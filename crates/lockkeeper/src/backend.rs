@@ -186,17 +186,26 @@ pub enum Kind {
 impl Kind {
     /// Whether several may hold the name at once.
     pub const fn is_shared(self) -> bool {
-        matches!(self, Self::Read | Self::FairRead)
+        matches!(self.access(), Access::Shared)
     }
 
     /// Whether only one may hold the name.
     pub const fn is_exclusive(self) -> bool {
-        !self.is_shared() && !matches!(self, Self::Permit { .. })
+        matches!(self.access(), Access::Exclusive)
     }
 
     /// Whether it waits behind those who came first even where it need not.
     pub const fn is_fair(self) -> bool {
         !matches!(self, Self::Mutex | Self::Read | Self::Write)
+    }
+
+    /// What a holder may do.
+    pub const fn access(self) -> Access {
+        match self {
+            Self::Read | Self::FairRead => Access::Shared,
+            Self::Permit { of } => Access::Permit { of },
+            _ => Access::Exclusive,
+        }
     }
 
     /// What a name taken in this way is in use as.
@@ -230,6 +239,20 @@ impl fmt::Display for Kind {
             Self::Permit { .. } => "semaphore",
         })
     }
+}
+
+/// What the holder of a lock may do: the same for plain and fair, for mutex and writer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Access {
+    /// Be alone.
+    Exclusive,
+    /// Be with other readers.
+    Shared,
+    /// Be one of several.
+    Permit {
+        /// How many there may be.
+        of: u32,
+    },
 }
 
 /// For how long a lock is granted.

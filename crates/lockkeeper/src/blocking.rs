@@ -70,8 +70,8 @@ impl Background {
 /// Blocking inside a runtime would stop that runtime, and perhaps the very task it waits for.
 fn outside_a_runtime() -> Result<()> {
     match Handle::try_current() {
-        Err(_) => Ok(()),
-        Ok(_) => Err(Error::Config(
+        Err(error) if error.is_missing_context() => Ok(()),
+        _ => Err(Error::Config(
             "lockkeeper::blocking was called inside an async runtime: use the async interface there"
                 .into(),
         )),

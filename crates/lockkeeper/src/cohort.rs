@@ -23,6 +23,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use tokio::runtime::Handle;
 use tokio::sync::{Mutex, OwnedMutexGuard};
 
 use crate::backend::{Hold, Kind, Patience, Request, Term};
@@ -39,8 +40,6 @@ use crate::wait::until;
 const BLOCK: u32 = 128;
 /// So long can it be passed on.
 const SLICE: Duration = Duration::from_millis(50);
-/// The clock is read at every so manieth pass only: reading it costs as much as the pass.
-const PASSES_PER_LOOK: u32 = 16;
 
 type Acquiring = Pin<Box<dyn Future<Output = Result<Option<Arc<dyn Hold>>>> + Send>>;
 
@@ -64,6 +63,8 @@ struct Remote {
     since: Instant,
     /// In a mutex only so that it can be shared between threads; never locked.
     acquiring: Option<(Owner, parking_lot::Mutex<Acquiring>)>,
+    /// Where it was begun: its timers live there.
+    begun_in: Option<tokio::runtime::Id>,
     /// Tasks in line here: counted before they ask for the turn and until they have it.
     waiting: Arc<AtomicUsize>,
 }
@@ -78,6 +79,7 @@ impl Cohort {
             passes: 0,
             since: Instant::NEVER,
             acquiring: None,
+            begun_in: None,
             waiting: Arc::clone(&waiting),
         };
         Arc::new(Self { name, ttl, locks, local: Arc::new(Mutex::new(remote)), waiting })
@@ -189,6 +191,10 @@ impl Remote {
             let (owner, acquiring) = begin(patience);
             acquiring.into_inner().await?.map(|hold| (owner, hold))
         } else {
+            let here = Handle::try_current().ok().map(|runtime| runtime.id());
+            if std::mem::replace(&mut self.begun_in, here) != here {
+                self.acquiring = None;
+            }
             let (_, acquiring) = self.acquiring.get_or_insert_with(|| begin(Patience::Forever));
             let Some(outcome) = until(patience, acquiring.get_mut().as_mut()).await else {
                 return Ok(false);
@@ -209,11 +215,10 @@ impl Remote {
     /// Ends a turn. Some: a hold to be given back. None: it stays here, passed on or parked.
     fn leave(&mut self) -> Option<Arc<Lease>> {
         let lease = self.lease.as_ref()?;
-        let usable = self.next_token().is_some() && !lease.is_over();
+        let usable = self.next_token().is_some() && lease.cause().is_none();
         let stays = usable
             && if self.is_wanted() {
-                !self.passes.is_multiple_of(PASSES_PER_LOOK)
-                    || Instant::now().since(self.since) < SLICE
+                Instant::now().since(self.since) < SLICE
             } else {
                 self.parked = lease.hold().park();
                 self.parked

@@ -55,9 +55,9 @@ impl Direct {
         Self { lease }
     }
 
-    /// Whether it is still held, and in this way.
-    pub(crate) fn is(&self, kind: Kind) -> bool {
-        self.lease.kind() == kind && self.lease.cause().is_none()
+    /// Whether it is still held, and gives what a lock of this kind gives.
+    pub(crate) fn gives(&self, kind: Kind) -> bool {
+        self.lease.kind().access() == kind.access() && self.lease.cause().is_none()
     }
 
     fn token(&self) -> Token {
@@ -224,10 +224,13 @@ impl Guard {
         match self.held {
             Held::Turn(turn) => turn.release().await,
             Held::Alone(direct) => direct.lease.release(direct.token()).await,
-            Held::Shared(direct) => match Arc::into_inner(direct) {
-                Some(last) => last.lease.release(last.token()).await,
-                None => Ok(()),
-            },
+            Held::Shared(direct) => {
+                let (lease, token) = (Arc::clone(&direct.lease), direct.token());
+                match Arc::into_inner(direct) {
+                    Some(last) => last.lease.release(token).await,
+                    None => lease.cause().map_or(Ok(()), |cause| Err(lease.lost(token, cause))),
+                }
+            }
         }
     }
 

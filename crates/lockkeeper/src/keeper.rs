@@ -7,6 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
@@ -18,6 +19,9 @@ use crate::backend::Hold;
 use crate::clock::{Alarm, Instant};
 use crate::lease::{Lease, Terms};
 use crate::loss::{Cause, Loss};
+
+/// Between two tries to get a timer.
+const ALARM_PAUSE: Duration = Duration::from_millis(100);
 
 pub(crate) struct Keeper {
     runtime: Handle,
@@ -65,24 +69,30 @@ impl Keeper {
         let lease = Arc::new(Lease::new(hold, terms, Arc::clone(self), number));
         let due = lease.due();
         book.leases.insert(number, Entry { lease: Arc::downgrade(&lease), due });
-        if due != Instant::NEVER {
-            self.schedule(&mut book, due, number);
-        }
+        let start = due != Instant::NEVER && self.schedule(&mut book, due, number);
         drop(book);
+        self.start(start);
         if self.closing.cause().is_some() {
             lease.hold().loss().declare(Cause::ShutDown);
         }
         lease
     }
 
-    fn schedule(self: &Arc<Self>, book: &mut Book, due: Instant, number: u64) {
+    /// Whether the task is to be started.
+    fn schedule(&self, book: &mut Book, due: Instant, number: u64) -> bool {
         let first = book.due.first().is_none_or(|(first, _)| due < *first);
         book.due.insert((due, number));
-        if !book.running {
-            book.running = true;
-            self.runtime.spawn(keep(Arc::downgrade(self), Arc::clone(&self.bell)));
-        } else if first {
+        if book.running && first {
             self.bell.notify_one();
+        }
+        !std::mem::replace(&mut book.running, true)
+    }
+
+    /// Not under the lock of the book: where the runtime is gone, the task ends here and now.
+    fn start(self: &Arc<Self>, start: bool) {
+        if start {
+            let on_duty = OnDuty(Arc::downgrade(self));
+            self.runtime.spawn(keep(on_duty, Arc::clone(&self.bell)));
         }
     }
 
@@ -91,12 +101,12 @@ impl Keeper {
         let mut book = self.book.lock();
         let number = lease.number();
         let Some(entry) = book.leases.get_mut(&number) else { return };
-        let due = if lease.is_over() { Instant::NEVER } else { lease.due() };
+        let due = lease.due();
         let before = std::mem::replace(&mut entry.due, due);
         book.due.remove(&(before, number));
-        if due != Instant::NEVER {
-            self.schedule(&mut book, due, number);
-        }
+        let start = due != Instant::NEVER && self.schedule(&mut book, due, number);
+        drop(book);
+        self.start(start);
     }
 
     /// Lets a lease go.
@@ -162,21 +172,42 @@ impl Drop for Keeper {
     }
 }
 
-/// The keeper's task. Holds the keeper only while it works, so that it ends with the last user.
-async fn keep(keeper: Weak<Keeper>, bell: Arc<Notify>) {
-    let alarm = match Alarm::new() {
-        Ok(alarm) => alarm,
-        Err(error) => {
-            // Without an alarm nothing can be promised: every lease is lost, now and later.
-            tracing::error!(%error, "no timer to be had; every lock is given up");
-            while let Some(keeper) = keeper.upgrade() {
-                for lease in keeper.leases() {
-                    lease.hold().loss().declare(Cause::Expired);
-                }
-                drop(keeper);
-                bell.notified().await;
+/// However the keeper's task ends, with its runtime or by a panic: nothing is renewed or watched any
+/// more, so everything that has a lease is lost.
+struct OnDuty(Weak<Keeper>);
+
+impl OnDuty {
+    fn give_up(&self) {
+        let Some(keeper) = self.0.upgrade() else { return };
+        for lease in keeper.leases() {
+            if lease.due() != Instant::NEVER {
+                lease.hold().loss().declare(Cause::Expired);
             }
-            return;
+        }
+    }
+}
+
+impl Drop for OnDuty {
+    fn drop(&mut self) {
+        if let Some(keeper) = self.0.upgrade() {
+            keeper.book.lock().running = false;
+        }
+        self.give_up();
+    }
+}
+
+/// The keeper's task. Holds the keeper only while it works, so that it ends with the last user.
+async fn keep(on_duty: OnDuty, bell: Arc<Notify>) {
+    let keeper = &on_duty.0;
+    let alarm = loop {
+        match Alarm::new() {
+            Ok(alarm) => break alarm,
+            Err(error) => {
+                // Without an alarm nothing can be promised.
+                tracing::error!(%error, "no timer to be had; every lease is given up");
+                on_duty.give_up();
+                tokio::time::sleep(ALARM_PAUSE).await;
+            }
         }
     };
     let mut renewals = FuturesUnordered::new();

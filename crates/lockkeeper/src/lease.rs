@@ -142,14 +142,31 @@ impl Lease {
 
     /// When the keeper must look at it next.
     pub(crate) fn due(&self) -> Instant {
+        if self.retired.load(Ordering::Acquire) {
+            return Instant::NEVER;
+        }
+        if self.hold.loss().cause().is_some() {
+            return self.abandoned_at();
+        }
         let renew_at = Instant::from_nanos(self.renew_at.load(Ordering::Acquire));
         renew_at.min(self.lost_at())
+    }
+
+    /// When a hold that was held too long is taken from its holder, where no lease does that.
+    fn abandoned_at(&self) -> Instant {
+        match self.expires_at() {
+            None => self.last_at + self.terms.term.ttl(),
+            Some(_) => Instant::NEVER,
+        }
     }
 
     /// The keeper's visit: declares loss when it is time, or says that a renewal is due. A renewal
     /// that is under way is not due again until it has ended.
     pub(crate) fn visit(&self, now: Instant) -> bool {
         if self.is_over() {
+            if now >= self.abandoned_at() {
+                self.give_back();
+            }
             return false;
         }
         if now >= self.lost_at() {
@@ -197,20 +214,23 @@ impl Lease {
     /// Renews once. An error means that the outcome is not known.
     async fn attempt(&self, ttl: Duration, patience: Duration) -> Result<()> {
         let attempt = async {
-            let _alone = self.renewing.lock().await;
+            let alone = self.renewing.lock().await;
             // Whatever becomes of the answer: the store may have taken it for a shorter time.
             let end = Instant::now() + ttl;
             if self.expires_at().is_some_and(|expires| end < expires) {
                 self.ends(Some(end), ttl);
             }
-            Arc::clone(&self.hold).renew(ttl).await
+            // Kept until the answer is noted, or the next one could be noted first.
+            (Arc::clone(&self.hold).renew(ttl).await, alone)
         };
         let unanswered = |_| Error::Unavailable {
             backend: "the store",
             context: format!("no answer within {patience:?}"),
             source: None,
         };
-        match tokio::time::timeout(patience, attempt).await.map_err(unanswered)?? {
+        let (renewal, _alone) =
+            tokio::time::timeout(patience, attempt).await.map_err(unanswered)?;
+        match renewal? {
             Renewal::Held(expires) => self.ends(expires, ttl),
             Renewal::Lost(_) if self.retired.load(Ordering::Acquire) => {}
             Renewal::Lost(cause) => self.hold.loss().declare(cause),
@@ -240,7 +260,9 @@ impl Lease {
         let outcome = match self.give_back() {
             None => return Ok(()),
             Some(GiveBack::Done(outcome)) => outcome,
-            Some(GiveBack::Going(outcome)) => outcome.await.unwrap_or(Ok(Release::NotHeld)),
+            Some(GiveBack::Going(outcome)) => {
+                outcome.await.unwrap_or_else(|_| Err(Error::ShutDown))
+            }
         };
         match (outcome, cause) {
             (Err(source), _) => Err(self.unknown("the release", source)),
@@ -291,7 +313,9 @@ pub(crate) enum GiveBack {
 /// Gives a hold back: at once where the store can, else in a task of its own that tries again until
 /// the lease would have ended anyway.
 fn give_back(hold: Arc<dyn Hold>, runtime: &Handle, until: Instant) -> GiveBack {
-    let _inside = runtime.enter();
+    // A guard in a thread-local may outlive tokio's own: entering would abort the process.
+    let late = Handle::try_current().is_err_and(|error| error.is_thread_local_destroyed());
+    let _inside = (!late).then(|| runtime.enter());
     let mut first: Pin<Box<dyn Future<Output = _> + Send>> = Arc::clone(&hold).release();
     let polled = first.as_mut().poll(&mut Context::from_waker(Waker::noop()));
     if let Poll::Ready(outcome @ Ok(_)) = polled {

@@ -10,7 +10,7 @@ use parking_lot::Mutex as SyncMutex;
 use tokio::runtime::Handle;
 
 use crate::backend::memory::Memory;
-use crate::backend::{Admin, Backend, Kind, Patience, Request, Term};
+use crate::backend::{Access, Admin, Backend, Kind, Patience, Request, Term};
 use crate::clock::Instant;
 use crate::cohort::Cohort;
 use crate::error::{Error, Result};
@@ -61,7 +61,7 @@ pub(crate) struct Inner {
     pub(crate) identity: Identity,
     ttl: Duration,
     cohorts: SyncMutex<HashMap<(Name, Duration), Weak<Cohort>>>,
-    reentrant: SyncMutex<HashMap<(Name, Kind, Owner), Arc<Entered>>>,
+    reentrant: SyncMutex<HashMap<(Name, Access, Owner), Arc<Entered>>>,
 }
 
 /// The lock that one owner holds, found again when the owner asks again.
@@ -322,7 +322,7 @@ impl Inner {
         options: &Options,
         patience: Patience,
     ) -> Result<Option<Guard>> {
-        let key = (name.clone(), kind, owner.clone());
+        let key = (name.clone(), kind.access(), owner.clone());
         let entered = {
             let mut reentrant = self.reentrant.lock();
             if reentrant.len() >= 64 && reentrant.len().is_power_of_two() {
@@ -337,7 +337,7 @@ impl Inner {
         let Some(mut held) = until(patience, entered.lock()).await else {
             return Ok(None);
         };
-        if let Some(held) = held.upgrade().filter(|held| held.is(kind)) {
+        if let Some(held) = held.upgrade().filter(|held| held.gives(kind)) {
             return Ok(Some(Guard::shared(held)));
         }
         let granted = self.direct(name, kind, owner.clone(), options, patience).await?;

@@ -184,10 +184,11 @@ impl<P: Clone> State<P> {
         holders.chain(waiters).chain(self.latch.as_ref().map(|latch| latch.expires)).min()
     }
 
-    /// The parties that hold the name or wait before this request: those whose death concerns it.
+    /// Those whose death concerns this request: the holders, and whoever waits next before it, who in
+    /// turn looks after those before.
     pub fn ahead_of(&self, id: RequestId) -> impl Iterator<Item = &P> {
-        let waiters = self.queue.iter().take_while(move |waiter| waiter.id != id);
-        self.holders.iter().map(|holder| &holder.party).chain(waiters.map(|waiter| &waiter.party))
+        let next = self.queue.iter().take_while(move |waiter| waiter.id != id).last();
+        self.holders.iter().map(|holder| &holder.party).chain(next.map(|waiter| &waiter.party))
     }
 
     /// Asks for the name. Idempotent: a repeated request finds its grant, which then lasts its full

@@ -50,6 +50,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use futures_util::FutureExt;
 
 use self::directory::Directory;
 use self::hold::FileHold;
@@ -88,7 +89,7 @@ impl File {
         let opened = tokio::task::spawn_blocking(move || {
             let _alone = setup.lock()?;
             let fifo = setup.make_fifo()?;
-            Ok::<_, Error>((database::open(&setup)?, fifo))
+            Ok::<_, Error>((database::open(&setup, fifo.0)?, fifo))
         });
         let (database, fifo) = opened.await.map_err(|error| {
             Error::unavailable("file", "opening the directory was interrupted", error)
@@ -145,19 +146,29 @@ struct Parked<'a> {
     file: &'a File,
     name: &'a Name,
     id: RequestId,
+    ttl: Duration,
+    /// Nothing to undo.
     settled: bool,
+    /// Known as a holder now, not to be forgotten.
+    holds: bool,
+}
+
+impl<'a> Parked<'a> {
+    fn new(file: &'a File, name: &'a Name, id: RequestId, ttl: Duration) -> Self {
+        Self { file, name, id, ttl, settled: false, holds: false }
+    }
 }
 
 impl Drop for Parked<'_> {
     fn drop(&mut self) {
-        self.file.peers.forget(self.id);
-        if !self.settled {
-            let id = self.id;
-            self.file.store.submit(self.name, move |state, world| {
-                state.release(id, world);
-                state.leave_latch(id);
-            });
+        if !self.holds {
+            self.file.peers.forget(self.id);
         }
+        if self.settled {
+            return;
+        }
+        let File { store, peers, .. } = self.file;
+        store.undo(self.name, self.id, Instant::now() + self.ttl, peers.runtime());
     }
 }
 
@@ -186,16 +197,19 @@ impl Backend for File {
     async fn acquire(self: Arc<Self>, request: Request) -> Result<Option<Arc<dyn Hold>>> {
         let news = self.peers.expect(request.id);
         // From here on, before the first request is sent: dropping this future undoes it.
-        let mut parked =
-            Parked { file: &self, name: &request.name, id: request.id, settled: false };
+        let mut parked = Parked::new(&self, &request.name, request.id, request.term.ttl());
         loop {
             let (answer, next) = self.ask(&request).await?;
             match answer {
                 Answer::Granted { tokens, expires } => {
-                    parked.settled = true;
+                    (parked.settled, parked.holds) = (true, true);
                     let hold = FileHold::new(&self.store, &self.peers, &request, tokens, expires);
-                    drop(parked);
+                    // In one step from waiter to holder. What was said to the waiter meanwhile may
+                    // have been that the hold is gone already.
                     self.peers.hold(request.id, &hold);
+                    if news.notified().now_or_never().is_some() {
+                        self.peers.check(Arc::clone(&hold));
+                    }
                     return Ok(Some(hold));
                 }
                 Answer::Queued => {}
@@ -282,7 +296,7 @@ impl Latches for File {
     async fn wait(&self, name: &Name, id: RequestId, patience: Patience) -> Result<bool> {
         let news = self.peers.expect(id);
         let me = self.peers.me();
-        let _parked = Parked { file: self, name, id, settled: false };
+        let _parked = Parked::new(self, name, id, WAITER_LEASE);
         loop {
             let open = self
                 .store

@@ -21,7 +21,6 @@
 //! No system call. See BENCHMARKS for the ratio to `tokio::sync::Mutex`.
 
 use std::collections::HashMap;
-use std::collections::hash_map::Entry;
 use std::fmt;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -71,10 +70,12 @@ struct Ticket {
     stage: AtomicU8,
 }
 
-/// What [`Ticket::stage`] says: somebody uses it, or has parked it, or it was taken away.
+/// What [`Ticket::stage`] says: somebody uses it, or has parked it, or it was taken away, or somebody
+/// uses it and somebody else was told so: then it must not be parked, for nobody would wake the other.
 const IN_USE: u8 = 0;
 const PARKED: u8 = 1;
 const TAKEN: u8 = 2;
+const WANTED: u8 = 3;
 
 /// Whom to tell.
 #[derive(Clone)]
@@ -94,10 +95,14 @@ impl Party {
     /// Whether it may stand in somebody's way. A parked hold may not, and is gone when asked.
     fn is_in_use(&self) -> bool {
         match self {
-            Self::Request(ticket) => ticket
-                .stage
-                .compare_exchange(PARKED, TAKEN, Ordering::AcqRel, Ordering::Acquire)
-                .is_err_and(|stage| stage == IN_USE),
+            Self::Request(ticket) => {
+                let next = |stage| match stage {
+                    IN_USE | WANTED => Some(WANTED),
+                    _ => Some(TAKEN),
+                };
+                let stage = ticket.stage.fetch_update(Ordering::AcqRel, Ordering::Acquire, next);
+                matches!(stage, Ok(IN_USE | WANTED))
+            }
             Self::Latch(_) => true,
         }
     }
@@ -155,10 +160,12 @@ impl Memory {
                 }
                 result
             } else {
-                match names.entry(name.clone()) {
-                    Entry::Vacant(entry) => transition(entry.insert(State::default()), &mut world),
-                    Entry::Occupied(mut entry) => transition(entry.get_mut(), &mut world),
+                let mut state = State::default();
+                let result = transition(&mut state, &mut world);
+                if !state.is_idle() {
+                    names.insert(name.clone(), state);
                 }
+                result
             }
         };
         for (party, _) in news.granted.iter().chain(&news.opened) {
@@ -326,8 +333,7 @@ impl Hold for Ticket {
     }
 
     fn park(&self) -> bool {
-        self.stage.store(PARKED, Ordering::Release);
-        true
+        self.stage.compare_exchange(IN_USE, PARKED, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
 
     fn unpark(&self) -> bool {

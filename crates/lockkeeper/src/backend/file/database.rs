@@ -42,6 +42,8 @@ pub(super) enum Fault {
     Sql(#[from] rusqlite::Error),
     #[error("the directory was deleted or replaced while it was in use")]
     Replaced,
+    #[error("SQLite gave the transaction up")]
+    RolledBack,
     #[error("the row of this name cannot be read")]
     Row(#[source] serde_json::Error),
 }
@@ -55,7 +57,7 @@ impl Fault {
 
 /// Opens the database, creates it where it is missing, and begins a new epoch where the machine was
 /// restarted. Needs the directory's lock.
-pub(super) fn open(directory: &Directory) -> Result<Connection> {
+pub(super) fn open(directory: &Directory, me: PeerId) -> Result<Connection> {
     let path = directory.database();
     if !path.exists() {
         // SQLite gives its other files the mode of this one. Only while it is new: closing a file
@@ -94,7 +96,9 @@ pub(super) fn open(directory: &Directory) -> Result<Connection> {
     let (token, last_boot): (i64, String) = step
         .query_row("SELECT token, boot FROM meta", [], |row| Ok((row.get(0)?, row.get(1)?)))
         .map_err(failed)?;
-    if last_boot != boot {
+    // A process that is alive was not there before a reboot: containers may have boot ids of their own.
+    let rebooted = last_boot.is_empty() || (last_boot != boot && !directory.anybody_but(me));
+    if rebooted {
         let token = new_epoch(token.cast_unsigned(), seconds());
         step.execute("UPDATE meta SET token = ?, boot = ?", params![token.cast_signed(), boot])
             .map_err(failed)?;
@@ -150,6 +154,12 @@ pub(super) fn failed(what: &str, fault: impl Into<Arc<Fault>>) -> Error {
         false => "",
     };
     Error::unavailable("file", format!("{what}{hint}"), fault)
+}
+
+/// Whether a request failed because the directory is not the one that we opened.
+pub(super) fn is_replaced(error: &Error) -> bool {
+    matches!(error, Error::Unavailable { source: Some(source), .. }
+        if source.downcast_ref::<Arc<Fault>>().is_some_and(|fault| matches!(**fault, Fault::Replaced)))
 }
 
 /// The state of a name, and what was stored of it before.

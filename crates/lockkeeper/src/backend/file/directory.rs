@@ -180,7 +180,7 @@ impl Directory {
         for entry in fs::read_dir(&folder).map_err(failed)?.flatten() {
             let name = entry.file_name();
             let peer = name.to_str().and_then(|name| name.parse().ok());
-            if peer.is_some_and(|peer| !self.is_open(peer)) {
+            if peer.is_some_and(|peer| self.knock(peer).is_none()) {
                 // Somebody else's in a sticky directory stays; it does no harm.
                 let _ = fs::remove_file(entry.path());
             }
@@ -200,9 +200,14 @@ impl Directory {
         Ok((me, fifo))
     }
 
-    /// Whether a process has its FIFO open, so it lives.
-    pub(super) fn is_open(&self, peer: PeerId) -> bool {
-        self.knock(peer).is_some_and(|opened| opened.is_ok())
+    /// Whether another process that uses the directory lives, or may: what cannot be looked at does.
+    pub(super) fn anybody_but(&self, me: PeerId) -> bool {
+        let Ok(mut folder) = fs::read_dir(self.path.join("processes")) else { return true };
+        folder.any(|entry| {
+            let Ok(entry) = entry else { return true };
+            let peer = entry.file_name().to_str().and_then(|name| name.parse().ok());
+            peer.is_some_and(|peer| peer != me && self.knock(peer).is_some())
+        })
     }
 
     /// Opens a process's FIFO for writing. `None`: the process is gone. An error: it may live, but

@@ -6,12 +6,13 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
+use super::database::is_replaced;
 use super::peers::Peers;
 use super::store::Store;
 use crate::backend::{Hold, Release, Renewal, Request};
 use crate::clock::Instant;
 use crate::error::Result;
-use crate::loss::Loss;
+use crate::loss::{Cause, Loss};
 use crate::name::Name;
 use crate::owner::RequestId;
 use crate::token::TokenBlock;
@@ -76,7 +77,11 @@ impl Hold for FileHold {
         let id = self.id;
         let renewed =
             self.store.change(&self.name, move |state, world| state.renew(id, Some(ttl), world));
-        Ok(renewed.await?.map_or_else(Renewal::Lost, Renewal::Held))
+        match renewed.await {
+            // Somebody may have it in the new directory already: no use in trying until the end.
+            Err(error) if is_replaced(&error) => Ok(Renewal::Lost(Cause::Gone)),
+            renewed => Ok(renewed?.map_or_else(Renewal::Lost, Renewal::Held)),
+        }
     }
 
     async fn downgrade(self: Arc<Self>) -> Result<Renewal> {

@@ -56,6 +56,7 @@ pub(super) struct Peers {
     listener: OnceLock<AbortHandle>,
     /// Requests of this process that want to hear about themselves.
     requests: Mutex<HashMap<RequestId, Interested>>,
+    /// Processes that are watched, until they die: one descriptor each.
     watched: Mutex<HashSet<PeerId>>,
 }
 
@@ -78,6 +79,15 @@ impl Peers {
             requests: Mutex::default(),
             watched: Mutex::default(),
         }))
+    }
+
+    pub(super) fn runtime(&self) -> &Handle {
+        &self.runtime
+    }
+
+    /// Looks in the background whether a hold is still ours.
+    pub(super) fn check(&self, hold: Arc<FileHold>) {
+        self.runtime.spawn(async move { hold.check().await });
     }
 
     pub(super) fn me(&self) -> PeerId {
@@ -136,18 +146,14 @@ impl Peers {
     }
 
     fn hear(&self, id: RequestId) {
-        let mut requests = self.requests.lock();
-        match requests.get(&id) {
-            Some(Interested::Waiter(news)) => news.notify_one(),
-            Some(Interested::Holder(hold)) => match hold.upgrade() {
-                Some(hold) => {
-                    self.runtime.spawn(async move { hold.check().await });
-                }
-                None => {
-                    requests.remove(&id);
-                }
-            },
-            None => {}
+        let hold = match self.requests.lock().get(&id) {
+            Some(Interested::Waiter(news)) => return news.notify_one(),
+            Some(Interested::Holder(hold)) => hold.upgrade(),
+            None => None,
+        };
+        // Not under the lock: a hold that is dropped here takes it.
+        if let Some(hold) = hold {
+            self.check(hold);
         }
     }
 

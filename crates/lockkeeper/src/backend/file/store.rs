@@ -4,10 +4,13 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::fmt;
 use std::fs;
+use std::future::Future;
 use std::os::unix::fs::MetadataExt;
 use std::sync::{Arc, mpsc};
+use std::time::Duration;
 
 use rusqlite::{Connection, TransactionBehavior};
+use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
 use super::database::{Fault, NameState, Row, failed};
@@ -17,9 +20,12 @@ use crate::clock::Instant;
 use crate::error::{Error, Result};
 use crate::model::{News, World};
 use crate::name::Name;
+use crate::owner::RequestId;
 
 /// At most so many requests in one transaction.
 const BATCH: usize = 256;
+/// Between two tries to undo what a request left behind.
+const UNDO_PAUSE: Duration = Duration::from_millis(200);
 /// The way to the thread that owns the database.
 pub(super) struct Store {
     jobs: mpsc::Sender<Box<dyn Job>>,
@@ -42,23 +48,38 @@ impl Store {
     }
 
     /// Takes one step of the model on one name, in a transaction. An error: nothing was changed.
-    pub(super) async fn change<T: Send + 'static>(
+    /// Sent at once, not when it is first polled; carried out even if nobody waits for it.
+    pub(super) fn change<T, F>(
         &self,
         name: &Name,
-        step: impl FnOnce(&mut NameState, &mut World<'_, PeerId>) -> T + Send + 'static,
-    ) -> Result<T> {
+        step: F,
+    ) -> impl Future<Output = Result<T>> + use<T, F>
+    where
+        T: Send + 'static,
+        F: FnOnce(&mut NameState, &mut World<'_, PeerId>) -> T + Send + 'static,
+    {
         let (reply, outcome) = oneshot::channel();
         self.send(Change { name: name.clone(), step: Some(step), done: None, reply: Some(reply) });
-        outcome.await.unwrap_or_else(|_| Err(gone()))
+        async { outcome.await.unwrap_or_else(|_| Err(gone())) }
     }
 
-    /// The same, without waiting for it.
-    pub(super) fn submit(
-        &self,
-        name: &Name,
-        step: impl FnOnce(&mut NameState, &mut World<'_, PeerId>) + Send + 'static,
-    ) {
-        self.send(Change { name: name.clone(), step: Some(step), done: None, reply: None });
+    /// Gives up whatever a request has, a hold or a place. Sent now, in line behind the request that
+    /// it undoes; tried again in the background until that would have expired.
+    pub(super) fn undo(self: &Arc<Self>, name: &Name, id: RequestId, until: Instant, in_: &Handle) {
+        let (store, name) = (Arc::clone(self), name.clone());
+        let undo = move || {
+            store.change(&name, move |state, world| {
+                state.release(id, world);
+                state.leave_latch(id);
+            })
+        };
+        let mut first = undo();
+        in_.spawn(async move {
+            while first.await.is_err() && Instant::now() < until {
+                tokio::time::sleep(UNDO_PAUSE).await;
+                first = undo();
+            }
+        });
     }
 
     /// All names in use.
@@ -245,6 +266,10 @@ impl Clerk {
             if let Err(fault) = job.run(&mut transaction) {
                 failures.insert(at, failed("a request failed", fault));
             }
+        }
+        if committed.is_autocommit() {
+            // SQLite has rolled back by itself: what follows would not be one step any more.
+            return Err(Fault::RolledBack);
         }
         let news = transaction.end()?;
         committed.commit()?;
