@@ -378,6 +378,14 @@ pub struct Status {
     pub count: Option<u32>,
 }
 
+impl Status {
+    /// What is known of a name whose state makes no sense.
+    pub(crate) fn unreadable(name: Name) -> Self {
+        let kind = Some("unreadable".to_owned());
+        Self { name, kind, holders: Vec::new(), waiters: Vec::new(), count: None }
+    }
+}
+
 /// One holder of a name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Holding {

@@ -1,7 +1,7 @@
 //! A hold under the keeper's care: renewed, watched, and given back exactly once.
 
 use std::fmt;
-use std::future::Future;
+use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -52,6 +52,8 @@ pub(crate) struct Lease {
     last_at: Instant,
     retired: AtomicBool,
     downgraded: AtomicBool,
+    /// Held while a renewal begins and while the lease is retired: the one never follows the other.
+    gate: parking_lot::Mutex<()>,
     /// One renewal at a time: of two on their way nobody knows which one the store sees last.
     renewing: Mutex<()>,
 }
@@ -70,6 +72,7 @@ impl Lease {
             renew_at: AtomicU64::new(0),
             last_at,
             retired: AtomicBool::new(false),
+            gate: parking_lot::Mutex::default(),
             downgraded: AtomicBool::new(false),
             renewing: Mutex::new(()),
         };
@@ -201,8 +204,9 @@ impl Lease {
         if let Some(cause) = self.cause() {
             return Err(self.lost(token, cause));
         }
-        let left = self.lost_at().since(Instant::now());
-        let outcome = self.attempt(ttl, left.min(ttl)).await;
+        // Not to the end: if the answer is lost, the keeper still has time to try.
+        let patience = self.lost_at().since(Instant::now()) / 2;
+        let outcome = self.attempt(ttl, patience.min(ttl)).await;
         self.keeper.reschedule(self);
         outcome.map_err(|source| self.unknown("the renewal", source))?;
         match self.cause() {
@@ -221,7 +225,17 @@ impl Lease {
                 self.ends(Some(end), ttl);
             }
             // Kept until the answer is noted, or the next one could be noted first.
-            (Arc::clone(&self.hold).renew(ttl).await, alone)
+            let mut renewal = Arc::clone(&self.hold).renew(ttl);
+            let mut begun = false;
+            let renewal = poll_fn(|context| {
+                let gate = (!begun).then(|| self.gate.lock());
+                if gate.is_some() && self.retired.load(Ordering::Acquire) {
+                    return Poll::Ready(Ok(Renewal::Lost(Cause::Gone)));
+                }
+                begun = true;
+                renewal.as_mut().poll(context)
+            });
+            (renewal.await, alone)
         };
         let unanswered = |_| Error::Unavailable {
             backend: "the store",
@@ -274,9 +288,11 @@ impl Lease {
 
     /// Begins to give the hold back; `None` if that was done before.
     pub(crate) fn give_back(&self) -> Option<GiveBack> {
+        let gate = self.gate.lock();
         if self.retired.swap(true, Ordering::AcqRel) {
             return None;
         }
+        drop(gate);
         self.keeper.dismiss(self);
         let until = self.expires_at().unwrap_or(Instant::NEVER);
         Some(give_back(Arc::clone(&self.hold), self.keeper.runtime(), until))

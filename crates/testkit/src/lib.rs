@@ -1,1 +1,31 @@
-//! x
+//! What the tests of Lockkeeper stand on.
+//!
+//! | module | what it is |
+//! | --- | --- |
+//! | [`conformance`] | the one list of cases that every backend must pass |
+//! | [`taker`] | another process that takes locks, to be killed and stopped |
+//! | [`server`] | real servers as child processes |
+//! | [`proxy`] | a TCP proxy that cuts, freezes and delays |
+//! | [`faulty`] | a backend whose renewals and releases fail on command |
+//! | [`register`] | the independent judge: refuses a token that comes too late |
+//! | [`history`], [`checker`] | what happened, and pure functions that say whether it may |
+//! | [`wait`] | the one way to wait for something that sends no event |
+//!
+//! # Rules
+//!
+//! No sleep is a synchronisation: a test waits for an event, or polls a condition with
+//! [`wait::eventually`]. Upper bounds are generous, because the machine may be loaded; there are no
+//! tight lower bounds. A test that fails now and then has found a bug, here or in the library.
+#![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test, with its place")]
+
+pub mod checker;
+pub mod conformance;
+pub mod faulty;
+pub mod history;
+pub mod proxy;
+pub mod random;
+pub mod register;
+pub mod server;
+mod signal;
+pub mod taker;
+pub mod wait;

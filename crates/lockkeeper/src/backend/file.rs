@@ -28,7 +28,8 @@
 //!
 //! Not on network file systems, which it refuses. A process that is stopped *inside* a transaction
 //! (some 50 µs) blocks the directory until it goes on or dies; others then report
-//! [`Error::Unavailable`]. Deleting the directory while locks are held makes every holder lose its
+//! [`Error::Unavailable`]. A disk that stands still for two thirds of the time to live costs a holder
+//! its lock, declared in time. Deleting the directory while locks are held makes every holder lose its
 //! lock at the next renewal. Processes in different time namespaces must not share a directory.
 //!
 //! # Cost
@@ -251,7 +252,14 @@ impl Admin for File {
         let all = self.store.names().await?;
         let mut seen = Vec::with_capacity(all.len());
         for name in all {
-            seen.push(self.show(&name).await?);
+            match self.show(&name).await {
+                Ok(status) => seen.push(status),
+                // One row that cannot be read must not hide the others.
+                Err(error) => {
+                    tracing::warn!(%name, %error, "cannot be shown");
+                    seen.push(Status::unreadable(name));
+                }
+            }
         }
         seen.retain(|status| status.kind.is_some());
         Ok(seen)

@@ -12,8 +12,9 @@ use super::peers::PeerId;
 use crate::clock::Instant;
 use crate::error::{Error, Result};
 
-/// How long to wait for another process that is setting the directory up.
-const SETUP_TIME: std::time::Duration = std::time::Duration::from_secs(5);
+/// How long to wait for another process that is setting the directory up: it forces a few writes to
+/// disk, which can take seconds on a busy one.
+const SETUP_TIME: std::time::Duration = std::time::Duration::from_secs(30);
 
 /// File systems on which the locks of one machine are not, or not reliably, seen by another, with
 /// the magic numbers by which the kernel tells them.

@@ -231,12 +231,13 @@ impl Clerk {
             let outcome = self.transact(&mut jobs);
             match outcome {
                 Ok((news, mut failures)) => {
-                    for (at, job) in jobs.into_iter().enumerate() {
-                        job.finish(failures.remove(&at).map_or(Ok(()), Err));
-                    }
+                    // Before the answers: whoever gets one may end the process at once.
                     let lost = news.lost.into_iter().map(|(peer, id, _)| (peer, id));
                     for (peer, id) in news.granted.into_iter().chain(news.opened).chain(lost) {
                         self.peers.tell(peer, id);
+                    }
+                    for (at, job) in jobs.into_iter().enumerate() {
+                        job.finish(failures.remove(&at).map_or(Ok(()), Err));
                     }
                 }
                 Err(fault) => {

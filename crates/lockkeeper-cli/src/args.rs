@@ -1,0 +1,216 @@
+//! The command line.
+
+use std::ffi::OsString;
+use std::time::Duration;
+
+use clap::{Parser, Subcommand, ValueEnum};
+use clap_complete::Shell;
+use lockkeeper::{Name, Url};
+
+use crate::duration;
+use crate::exit::Failure;
+
+const EXIT_CODES: &str = "\
+Exit codes of run:
+  the command's own; 128+N when signal N ended it
+   64  usage: an option, name, URL or duration makes no sense
+   69  the store cannot be reached or used
+   75  the lock is busy, or was not free in time (see -E)
+   76  the lock was lost while the command ran
+  126  the command cannot be executed
+  127  the command was not found";
+
+const RUN: &str = "\
+The command runs as it is, without a shell, in a process group of its own. It sees LOCKKEEPER_NAME, \
+LOCKKEEPER_TOKEN, LOCKKEEPER_OWNER and LOCKKEEPER_URL (without a password). INT, TERM, HUP, QUIT, \
+USR1, USR2, WINCH and TSTP are passed on to the whole group.
+
+When the command ends, what is left of its group gets TERM, after --grace KILL, and only then is the \
+lock released. A process that leaves the group (setsid, jobs of an interactive shell) is not \
+followed.
+
+When the lease is about to end, the group gets TERM so early that --grace is over before the lease \
+is, and KILL before it ends. --grace counts up to a third of the time to live. A command that is \
+stopped with ctrl-Z stops the renewal as well: it is killed before the lease ends, so continue it \
+before. When this process is killed, the whole group is killed.";
+
+/// Runs commands under locks that stop the work when they are lost.
+#[derive(Debug, Parser)]
+#[command(name = "lockkeeper", version, after_help = EXIT_CODES)]
+pub(crate) struct Args {
+    /// Where the locks are: file:, file:/DIR or memory:, with options such as ?ttl=10s
+    #[arg(long, global = true, env = "LOCKKEEPER_URL", hide_env_values = true)]
+    #[arg(value_name = "URL", default_value = "file:")]
+    pub(crate) url: OsString,
+
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Run a command while holding a lock
+    #[command(override_usage = "lockkeeper [--url URL] run [OPTIONS] NAME [--] CMD [ARG]...")]
+    #[command(after_help = EXIT_CODES, after_long_help = format!("{RUN}\n\n{EXIT_CODES}"))]
+    Run(Run),
+    /// List all locks that are held or waited for
+    Ls(Ls),
+    /// Show who holds a lock and who waits for it
+    Show(Show),
+    /// Take a lock away from its holders; exits with 1 when nobody holds it
+    Unlock(Unlock),
+    /// Print a completion script for a shell
+    Completions {
+        /// The shell
+        shell: Shell,
+    },
+    /// Print the manual page
+    Man,
+}
+
+#[derive(Debug, Parser)]
+pub(crate) struct Run {
+    /// Wait for at most this long, such as 1.5s or 2m; 0: do not wait. Default: for ever
+    #[arg(long, value_name = "DUR", value_parser = duration::parse, conflicts_with = "no_wait")]
+    wait: Option<Duration>,
+
+    /// Do not wait
+    #[arg(long, short = 'n')]
+    no_wait: bool,
+
+    /// Time to live at the store, renewed every third of it while the command runs
+    #[arg(long, value_name = "DUR", value_parser = duration::parse, conflicts_with = "lease")]
+    pub(crate) ttl: Option<Duration>,
+
+    /// Hold for this long and never renew; the command is ended before it is over
+    #[arg(long, value_name = "DUR", value_parser = duration::parse)]
+    pub(crate) lease: Option<Duration>,
+
+    /// Share the lock with others that use --shared
+    #[arg(long, short = 's', conflicts_with = "slots")]
+    pub(crate) shared: bool,
+
+    /// Let up to N run at a time
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) slots: Option<u32>,
+
+    /// Strictly in the order of arrival
+    #[arg(long)]
+    pub(crate) fair: bool,
+
+    /// Exit with this code instead of 75 when the lock is busy
+    #[arg(long, short = 'E', value_name = "N", default_value_t = 75, hide_default_value = true)]
+    pub(crate) conflict_exit_code: u8,
+
+    /// End the command after holding the lock for this long
+    #[arg(long, value_name = "DUR", value_parser = duration::parse)]
+    pub(crate) max_hold: Option<Duration>,
+
+    /// What happens to the command when the lock is lost: TERM and after --grace KILL, KILL at
+    /// once, or nothing
+    #[arg(long, value_enum, default_value = "term", value_name = "ACTION")]
+    pub(crate) on_lost: OnLost,
+
+    /// The time between TERM and KILL
+    #[arg(long, value_name = "DUR", value_parser = duration::parse, default_value = "5s")]
+    pub(crate) grace: Duration,
+
+    /// Say how long it waited, who held the lock, and under which token it runs
+    #[arg(long, short = 'v')]
+    pub(crate) verbose: bool,
+
+    /// Report on standard error as lines of JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+
+    /// The lock
+    #[arg(value_name = "NAME")]
+    pub(crate) name: OsString,
+
+    /// The command and its arguments; options of lockkeeper come before it
+    #[arg(value_name = "CMD", required = true, trailing_var_arg = true)]
+    pub(crate) command: Vec<OsString>,
+}
+
+impl Run {
+    /// How long to wait; `None`: for ever.
+    pub(crate) fn patience(&self) -> Option<Duration> {
+        if self.no_wait { Some(Duration::ZERO) } else { self.wait }
+    }
+}
+
+/// What to do with the command when the lock is lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum OnLost {
+    Term,
+    Kill,
+    Ignore,
+}
+
+#[derive(Debug, Parser)]
+pub(crate) struct Ls {
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Parser)]
+pub(crate) struct Show {
+    /// The lock
+    #[arg(value_name = "NAME")]
+    pub(crate) name: OsString,
+
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Parser)]
+pub(crate) struct Unlock {
+    /// The lock
+    #[arg(value_name = "NAME")]
+    pub(crate) name: OsString,
+
+    /// Why; the holders are told
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) reason: String,
+
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// The name of a lock. Checked here and not by the parser, which would print a hostile name as it is.
+pub(crate) fn name(text: &OsString) -> Result<Name, Failure> {
+    let text = text.to_str().ok_or_else(|| {
+        Failure::usage(format!("the name {text:?} cannot be used: it is not UTF-8"))
+    })?;
+    Ok(text.parse::<Name>()?)
+}
+
+/// The store's URL, as it was given and taken apart.
+pub(crate) fn url(text: &OsString) -> Result<(&str, Url), Failure> {
+    let text = text.to_str().ok_or_else(|| Failure::usage("the URL is not UTF-8"))?;
+    Ok((text, text.parse::<Url>()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_well_formed() {
+        Args::command().debug_assert();
+    }
+
+    #[test]
+    fn options_end_at_the_command() {
+        let words = ["lockkeeper", "run", "x", "-n", "sh", "-c", "exit 3", "--", "--url", "y"];
+        let args = Args::try_parse_from(words).expect("parses");
+        let Command::Run(run) = args.command else { panic!("{args:?}") };
+        assert_eq!(run.command, ["sh", "-c", "exit 3", "--", "--url", "y"]);
+        assert_eq!(run.patience(), Some(Duration::ZERO));
+    }
+}

@@ -1,0 +1,37 @@
+//! Standard output, which may be a pipe that nobody reads any more.
+
+use std::io::{self, ErrorKind, Write};
+
+use crate::exit::{Code, Failure};
+
+/// Prints. A reader that has gone away, as `head` does, had enough: that is no failure.
+pub(crate) fn print(text: &[u8]) -> Result<Code, Failure> {
+    let mut out = io::stdout().lock();
+    match out.write_all(text).and_then(|()| out.flush()) {
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => {
+            Err(Failure::system("cannot write to standard output", &error))
+        }
+        _ => Ok(Code::SUCCESS),
+    }
+}
+
+/// The text with control characters made visible: names of strangers must not move the cursor.
+pub(crate) fn printable(text: &str) -> String {
+    text.chars()
+        .flat_map(|c| {
+            let escaped = c.is_control().then(|| c.escape_default());
+            let plain = (!c.is_control()).then_some(c);
+            escaped.into_iter().flatten().chain(plain)
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn escape_codes_are_shown_and_not_obeyed() {
+        assert_eq!(printable("a\u{1b}[31mé\n"), "a\\u{1b}[31mé\\n");
+    }
+}

@@ -1,0 +1,102 @@
+//! `lockkeeper run`: wait, start, watch, release, in this order and no other.
+
+use std::ffi::OsString;
+use std::time::Duration;
+
+use lockkeeper::{Error, Guard, Locks, Name, Url};
+
+use crate::args::{self, OnLost, Run};
+use crate::child::Child;
+use crate::deadline::Policy;
+use crate::exit::{Code, Failure, chain};
+use crate::guardian::Guardian;
+use crate::report::{Event, Report};
+use crate::signals::Signals;
+use crate::supervisor::{Ended, Supervisor};
+use crate::terminal::Terminal;
+use crate::wait::{Waited, wait};
+
+/// How long to wait for the store to confirm a release; it goes on by itself after that.
+const RELEASE: Duration = Duration::from_secs(10);
+
+pub(crate) async fn run(url: &OsString, run: &Run, report: &Report) -> Result<Code, Failure> {
+    let name = args::name(&run.name)?;
+    let (text, url) = args::url(url)?;
+    report.trace();
+    let system = |error| Failure::system("cannot listen to signals", &error);
+    let mut signals = Signals::while_waiting().map_err(system)?;
+    let connected = tokio::select! {
+        biased;
+        signal = signals.next() => return Ok(Code::of_signal(signal.as_raw())),
+        connected = Locks::connect(text) => connected?,
+    };
+    let locks = options(connected, run);
+    let guard = match wait(&locks, run, &name, &mut signals, report).await? {
+        Waited::Granted(guard) => guard,
+        Waited::Busy => return Ok(Code(run.conflict_exit_code)),
+        Waited::Signalled(signal) => return Ok(Code::of_signal(signal.as_raw())),
+    };
+    signals.while_running().map_err(system)?;
+    let ended = match start(&locks, run, &guard, &url, report) {
+        Ok(supervisor) => supervisor.supervise(&mut signals).await,
+        Err(failure) => {
+            report.failure(&failure);
+            Ended { code: failure.code, lost: false }
+        }
+    };
+    Ok(finish(guard, ended, &name, run.on_lost, report).await)
+}
+
+fn options(locks: Locks, run: &Run) -> Locks {
+    let locks = run.ttl.map_or(locks.clone(), |ttl| locks.ttl(ttl));
+    let locks = run.lease.map_or(locks.clone(), |lease| locks.lease(lease));
+    run.max_hold.map_or(locks.clone(), |max| locks.max_hold(max))
+}
+
+/// Starts the guardian, then the command.
+fn start<'a>(
+    locks: &Locks,
+    run: &Run,
+    guard: &'a Guard,
+    url: &Url,
+    report: &'a Report,
+) -> Result<Supervisor<'a>, Failure> {
+    let guardian = locks
+        .backend()
+        .lifeline()
+        .and_then(Guardian::start)
+        .map_err(|error| Failure::system("cannot start the guardian", &error))?;
+    let variables = [
+        ("LOCKKEEPER_NAME", guard.name().to_string()),
+        ("LOCKKEEPER_TOKEN", guard.token().to_string()),
+        ("LOCKKEEPER_OWNER", guard.owner().to_string()),
+        ("LOCKKEEPER_URL", url.to_string()),
+    ];
+    let child = Child::prepare(&run.command, variables)
+        .map_err(|error| Failure::system("cannot start the command", &error))?;
+    let policy = Policy { on_lost: run.on_lost, grace: run.grace, ttl: guard.term().ttl() };
+    Ok(Supervisor::new(guard, policy, child, guardian, Terminal::of_session(), report))
+}
+
+/// Releases the lock, now that nobody works under it any more, and says what to exit with.
+async fn finish(guard: Guard, ended: Ended, name: &Name, on_lost: OnLost, report: &Report) -> Code {
+    let mut lost = ended.lost;
+    match tokio::time::timeout(RELEASE, guard.release()).await {
+        Ok(Ok(())) => report.event(&Event::Released { name }),
+        Ok(Err(error @ Error::Lost { .. })) => {
+            if !lost {
+                report.warn(chain(&error));
+            }
+            lost = true;
+        }
+        Ok(Err(error)) => report.warn(chain(&error)),
+        Err(_elapsed) => report.warn(format!(
+            "the store did not confirm the release of {name}; it is over when the lease ends"
+        )),
+    }
+    match on_lost {
+        _ if !lost => ended.code,
+        OnLost::Ignore if ended.code != Code::SUCCESS => ended.code,
+        _ => Code::LOST,
+    }
+}

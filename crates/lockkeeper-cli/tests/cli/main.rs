@@ -1,0 +1,13 @@
+//! The real binary, driven as a user or a script drives it, on locks in a directory of its own.
+
+mod admin;
+mod command;
+mod death;
+mod exit_codes;
+mod harness;
+mod input;
+mod loss;
+mod pty;
+mod sharing;
+mod signals;
+mod terminal;

@@ -1,0 +1,73 @@
+//! The end of a client.
+
+use std::time::Duration;
+
+use lockkeeper::{Cause, Error};
+
+use super::{Harness, idle, queued, show};
+use crate::wait::{LONG, soon};
+
+/// Shutdown tells every guard and gives back what is still held; short fixed leases end by
+/// themselves.
+pub async fn shutdown_releases(harness: &dyn Harness) {
+    let (locks, other) = (harness.locks().await, harness.locks().await);
+    let hosted = locks.mutex("hosted").lock().await.unwrap();
+    let long = locks.lease(Duration::from_secs(300)).mutex("long").lock().await.unwrap();
+    let short = locks.lease(LONG).mutex("short").lock().await.unwrap();
+    let obedient = locks.rw_lock("obedient").read().await.unwrap();
+    let obeying = tokio::spawn(async move {
+        let cause = obedient.lost().await;
+        drop(obedient);
+        cause
+    });
+    let report = soon("the end", locks.shutdown(Duration::from_millis(300))).await;
+    assert_eq!((report.released, report.left), (2, 1), "the obedient one went by itself");
+    for guard in [&hosted, &long, &short] {
+        assert!(guard.is_lost());
+        assert_eq!(guard.lost().await, Cause::ShutDown);
+    }
+    assert_eq!(soon("the obedient one", obeying).await.unwrap(), Cause::ShutDown);
+    for name in ["hosted", "long", "obedient"] {
+        idle(&other, name).await;
+    }
+    assert_eq!(show(&other, "short").await.holders.len(), 1, "left to end by itself");
+    let after = locks.mutex("new").lock().await.unwrap_err();
+    assert!(matches!(after, Error::ShutDown), "{after}");
+    let again = soon("harmless", locks.shutdown(Duration::ZERO)).await;
+    assert_eq!(again.released, 0);
+    drop((hosted, long, short));
+}
+
+/// Those who wait at shutdown are told so, and leave nothing; without guards it takes no time.
+pub async fn shutdown_ends_waits(harness: &dyn Harness) {
+    let (locks, other) = (harness.locks().await, harness.locks().await);
+    let taken = other.mutex("x").lock().await.unwrap();
+    let cohort = locks.mutex("x");
+    let fair = locks.mutex("x").fair();
+    let multi = locks.multi(["w", "x"]);
+    let waits = [
+        tokio::spawn(async move { cohort.lock().await.err() }),
+        tokio::spawn(async move { fair.lock_timeout(10 * LONG).await.err() }),
+        tokio::spawn(async move { multi.lock().await.err() }),
+    ];
+    if locks.backend().capabilities().latches {
+        other.latch("gate").close(1).await.unwrap();
+    }
+    let gate = locks.latch("gate");
+    let has_latches = locks.backend().capabilities().latches;
+    let at_gate = tokio::spawn(async move { gate.wait().await.err() });
+    // The multi-lock and the plain mutex are one cohort, which waits once at the store.
+    queued(&other, "x", 2).await;
+    let report = soon("the end", locks.shutdown(10 * LONG)).await;
+    assert_eq!((report.released, report.left), (0, 0));
+    for wait in waits {
+        let error = soon("the end of the wait", wait).await.unwrap();
+        assert!(matches!(error, Some(Error::ShutDown)), "{error:?}");
+    }
+    let error = soon("the end of the latch", at_gate).await.unwrap();
+    assert!(!has_latches || matches!(error, Some(Error::ShutDown)), "{error:?}");
+    queued(&other, "x", 0).await;
+    idle(&other, "w").await;
+    assert_eq!(show(&other, "x").await.holders.len(), 1);
+    taken.release().await.unwrap();
+}

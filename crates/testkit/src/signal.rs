@@ -1,0 +1,27 @@
+//! Stopping child processes, and letting them go on.
+
+use std::process::Child;
+
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
+
+/// Stops a child with SIGSTOP and waits until all of its threads stand still: the signal alone
+/// returns while they may still run.
+///
+/// # Panics
+///
+/// When it is gone.
+pub(crate) fn stop(child: &Child) {
+    let pid = Pid::from_child(child);
+    kill_process(pid, Signal::STOP).unwrap();
+    let stopped = waitid(WaitId::Pid(pid), WaitIdOptions::STOPPED).unwrap();
+    assert!(stopped.is_some_and(|status| status.stopped()), "stopped");
+}
+
+/// Lets a child go on.
+///
+/// # Panics
+///
+/// When it is gone.
+pub(crate) fn go_on(child: &Child) {
+    kill_process(Pid::from_child(child), Signal::CONT).unwrap();
+}
