@@ -2,7 +2,7 @@
 //!
 //! | module | what it is |
 //! | --- | --- |
-//! | [`conformance`] | the one list of cases that every backend must pass |
+//! | [`mod@conformance`] | the one list of cases that every backend must pass |
 //! | [`taker`] | another process that takes locks, to be killed and stopped |
 //! | [`server`] | real servers as child processes |
 //! | [`proxy`] | a TCP proxy that cuts, freezes and delays |
