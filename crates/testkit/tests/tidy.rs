@@ -123,6 +123,10 @@ fn every_test_that_the_guarantees_name_exists() {
     let mut named = 0;
     for cell in rows.filter_map(|row| row.trim_end_matches(" |").rsplit("| ").next()) {
         for test in cell.split('`').skip(1).step_by(2) {
+            // The heads of columns name stores.
+            if test.ends_with(':') {
+                continue;
+            }
             named += 1;
             let function = format!("fn {test}(");
             let exists = sources.iter().any(|(_, text)| text.contains(&function));
