@@ -4,6 +4,7 @@
 //! | --- | --- |
 //! | [`mod@conformance`] | the one list of cases that every backend must pass |
 //! | [`taker`] | another process that takes locks, to be killed and stopped |
+//! | [`peer`] | lock libraries of other languages, to share locks with |
 //! | [`server`] | real servers as child processes |
 //! | [`proxy`] | a TCP proxy that cuts, freezes and delays |
 //! | [`faulty`] | a backend whose renewals and releases fail on command |
@@ -22,6 +23,7 @@ pub mod checker;
 pub mod conformance;
 pub mod faulty;
 pub mod history;
+pub mod peer;
 pub mod proxy;
 pub mod random;
 pub mod register;

@@ -1,0 +1,92 @@
+package lockkeeper.interop;
+
+import java.io.BufferedReader;
+import java.io.InputStreamReader;
+import java.io.PrintStream;
+import java.nio.charset.StandardCharsets;
+import java.util.HashMap;
+import java.util.Map;
+import java.util.concurrent.ExecutorService;
+import java.util.concurrent.Executors;
+import org.redisson.Redisson;
+import org.redisson.api.RedissonClient;
+import org.redisson.config.Config;
+
+/**
+ * The unmodified Redisson, driven by lines. {@code ../README.md} has the protocol.
+ *
+ * <p>Redisson's owner is a thread, so each label is one thread of its own: commands of one label run
+ * in order, commands of different labels at the same time, and a blocked label blocks nobody else.
+ *
+ * <p>Arguments: the URL of one Redis server, and the watchdog's time-out in milliseconds.
+ */
+public final class Peer {
+    private static final PrintStream OUT =
+            new PrintStream(System.out, true, StandardCharsets.UTF_8);
+    private static final int KILLED = 137;
+
+    private Peer() {}
+
+    public static void main(String[] args) throws Exception {
+        Config config = new Config();
+        if (args.length > 1) {
+            config.setLockWatchdogTimeout(Long.parseLong(args[1]));
+        }
+        // Only so that it starts quickly and shares two cores; nothing that locks depend on.
+        config.setThreads(4).setNettyThreads(4);
+        config.useSingleServer().setAddress(args[0]).setConnectionMinimumIdleSize(2);
+        RedissonClient redisson = Redisson.create(config);
+        answer("0", "ok redisson " + version() + " " + redisson.getId());
+
+        Commands commands = new Commands(redisson);
+        Map<String, ExecutorService> labels = new HashMap<>();
+        BufferedReader in =
+                new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8));
+        for (String line = in.readLine(); line != null; line = in.readLine()) {
+            String[] words = line.trim().split("\\s+");
+            if (words.length < 3) {
+                answer(words[0], "err usage ID LABEL VERB ARGUMENTS");
+            } else if (words[2].equals("crash")) {
+                Runtime.getRuntime().halt(KILLED);
+            } else if (words[2].equals("quit")) {
+                redisson.shutdown();
+                answer(words[0], "ok");
+                Runtime.getRuntime().halt(0);
+            } else {
+                labels.computeIfAbsent(words[1], Peer::thread).execute(() -> run(commands, words));
+            }
+        }
+        // Whoever drove us is gone: as a crash, so that no test is helped by a tidy end.
+        Runtime.getRuntime().halt(KILLED);
+    }
+
+    private static ExecutorService thread(String label) {
+        return Executors.newSingleThreadExecutor(task -> {
+            Thread thread = new Thread(task, "label-" + label);
+            thread.setDaemon(true);
+            return thread;
+        });
+    }
+
+    private static void run(Commands commands, String[] words) {
+        try {
+            String value = commands.run(new Words(words));
+            answer(words[0], value.isEmpty() ? "ok" : "ok " + value);
+        } catch (Exception | LinkageError error) {
+            String text = String.valueOf(error.getMessage()).replaceAll("\\s+", " ");
+            answer(words[0], "err " + error.getClass().getSimpleName() + " " + text);
+        }
+    }
+
+    /** One write per line, so that lines of different threads do not mix. */
+    private static synchronized void answer(String id, String text) {
+        OUT.print("@ " + id + " " + text + "\n");
+        OUT.flush();
+    }
+
+    /** From the name of the jar: its manifest does not say it in every version. */
+    private static String version() {
+        String jar = Redisson.class.getProtectionDomain().getCodeSource().getLocation().getPath();
+        return jar.replaceAll(".*/redisson-|\\.jar$", "");
+    }
+}
