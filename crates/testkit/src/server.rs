@@ -6,7 +6,7 @@
 
 use std::fs::File;
 use std::future::Future;
-use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::process::{Child, Command, Stdio};
@@ -16,6 +16,7 @@ use std::time::Duration;
 use lockkeeper::clock::Instant;
 use tempfile::TempDir;
 
+use crate::random::Random;
 use crate::signal;
 
 /// How long a server may take until it is ready.
@@ -71,10 +72,10 @@ impl Recipe {
     /// When the program is missing, ends at once, or is not ready in time.
     pub async fn start(self) -> Server {
         let dir = TempDir::with_prefix("testkit-").unwrap();
-        let address = free_address();
+        let port = Port::reserve();
         let log = dir.path().join("log");
-        let child = self.spawn(address, dir.path(), &log);
-        let mut server = Server { recipe: self, dir: Some(dir), log, address, child };
+        let child = self.spawn(port.address, dir.path(), &log);
+        let mut server = Server { recipe: self, dir: Some(dir), log, port, child };
         server.ready().await;
         server
     }
@@ -102,10 +103,34 @@ impl Recipe {
     }
 }
 
-/// A port that nobody listens on. Somebody may take it before the server does; then the server says
-/// so in its log and the test fails.
-fn free_address() -> SocketAddr {
-    TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).and_then(|listener| listener.local_addr()).unwrap()
+/// A port for a server, reserved against all other tests of this machine for as long as it is kept.
+///
+/// Below the ports that the kernel gives to outgoing connections: one of those could take the port
+/// before the server does, and a probe could even connect to itself.
+#[derive(Debug)]
+struct Port {
+    address: SocketAddr,
+    _reserved: File,
+}
+
+impl Port {
+    fn reserve() -> Self {
+        let folder = Path::new("/tmp/lockkeeper-test-ports");
+        std::fs::create_dir_all(folder).unwrap();
+        let mut random = Random::seeded();
+        for _ in 0..1000 {
+            let number = 15_000 + u16::try_from(random.below(17_000)).unwrap();
+            let file = folder.join(number.to_string());
+            let Ok(file) = File::options().create(true).append(true).open(file) else { continue };
+            let address = SocketAddr::from((Ipv4Addr::LOCALHOST, number));
+            // Not by listening there: a child that is being started would inherit that for a moment,
+            // and the server would look ready before it is.
+            if file.try_lock().is_ok() && !accepts(address) {
+                return Self { address, _reserved: file };
+            }
+        }
+        panic!("no free port");
+    }
 }
 
 /// A running server; ended when dropped.
@@ -114,14 +139,14 @@ pub struct Server {
     recipe: Recipe,
     dir: Option<TempDir>,
     log: PathBuf,
-    address: SocketAddr,
+    port: Port,
     child: Child,
 }
 
 impl Server {
     /// Where it listens.
     pub fn address(&self) -> SocketAddr {
-        self.address
+        self.port.address
     }
 
     /// Its directory: data and log.
@@ -145,7 +170,7 @@ impl Server {
 
     async fn ready(&mut self) {
         let since = Instant::now();
-        while !(self.recipe.probe)(self.address).await {
+        while !(self.recipe.probe)(self.port.address).await {
             if let Some(status) = self.child.try_wait().unwrap() {
                 panic!("{:?} ended at once: {status}\n{}", self.recipe, self.log());
             }
@@ -182,7 +207,7 @@ impl Server {
     /// As [`Recipe::start`].
     pub async fn restart(&mut self) {
         self.kill();
-        self.child = self.recipe.spawn(self.address, self.dir(), &self.log);
+        self.child = self.recipe.spawn(self.port.address, self.dir(), &self.log);
         self.ready().await;
     }
 }
