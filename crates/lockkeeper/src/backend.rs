@@ -20,6 +20,9 @@
 
 pub mod file;
 pub mod memory;
+#[cfg(feature = "redis")]
+pub mod redis;
+mod register;
 
 use std::fmt;
 use std::io;
@@ -348,6 +351,8 @@ pub struct Capabilities {
     pub token_blocks: bool,
     /// Other processes see the same locks.
     pub across_processes: bool,
+    /// The locks of a process that dies are free at once, not when their leases end.
+    pub frees_on_death: bool,
 }
 
 impl Capabilities {

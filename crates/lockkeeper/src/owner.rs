@@ -21,6 +21,14 @@ pub struct Owner {
     number: u64,
 }
 
+impl Owner {
+    /// Somebody who uses the same store with another program, and another form of owners.
+    #[cfg(feature = "redis")]
+    pub(crate) fn foreign(text: &str) -> Self {
+        Self { client: text.into(), number: 0 }
+    }
+}
+
 impl fmt::Display for Owner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:{}", self.client, self.number)

@@ -27,6 +27,9 @@ use serde::{Deserialize, Serialize};
 pub struct Token(NonZeroU64);
 
 impl Token {
+    /// The smallest token.
+    pub const MIN: Self = Self(NonZeroU64::MIN);
+
     /// The token with this number; `None` for zero, which no grant ever has.
     pub fn new(number: u64) -> Option<Self> {
         NonZeroU64::new(number).map(Self)

@@ -12,7 +12,8 @@ use crate::backend::{Backend, Term};
 use crate::error::{Error, Result};
 
 /// The schemes of this version, with the options that each one knows.
-const KNOWN: [(&str, &[&str]); 2] = [("memory", &["ttl"]), ("file", &["ttl"])];
+const KNOWN: [(&str, &[&str]); 3] =
+    [("memory", &["ttl"]), ("file", &["ttl"]), ("redis", &["ttl", "prefix"])];
 
 /// Where the locks are.
 ///
@@ -22,12 +23,14 @@ const KNOWN: [(&str, &[&str]); 2] = [("memory", &["ttl"]), ("file", &["ttl"])];
 /// | `memory:NAME` | inside this process, shared by all that use the same name |
 /// | `file:` | this host: `/var/lib/lockkeeper` for root, else `lockkeeper` in `$XDG_STATE_HOME` or `~/.local/state` |
 /// | `file:/DIR` | this host: all processes that use the same directory |
+/// | `redis://[USER[:PASSWORD]@]HOST[:PORT][/DB]` | a Redis or Valkey server, with Redisson's layout (feature `redis`) |
 ///
 /// Options follow as a query: `file:/srv/locks?ttl=10s`.
 ///
 /// | option | meaning |
 /// | --- | --- |
 /// | `ttl` | time to live of a hosted lock, `100ms` to `30days`; default 30 s |
+/// | `prefix` | what all keys begin with (`redis:` only); default nothing, as in Redisson |
 ///
 /// `%` and two hexadecimal digits stand for a byte, as in any URL.
 ///
@@ -43,12 +46,17 @@ pub struct Url {
     text: String,
     scheme: Scheme,
     ttl: Option<Duration>,
+    #[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "only redis: has one"))]
+    prefix: String,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Scheme {
     Memory(Option<String>),
     File(Option<PathBuf>),
+    /// The URL as the driver wants it, password and all.
+    #[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "for redis: alone"))]
+    Redis(String),
 }
 
 impl Url {
@@ -62,6 +70,7 @@ impl Url {
         match self.scheme {
             Scheme::Memory(_) => "memory",
             Scheme::File(_) => "file",
+            Scheme::Redis(_) => "redis",
         }
     }
 
@@ -76,6 +85,15 @@ impl Url {
             Scheme::Memory(Some(name)) => Ok(Memory::shared(name)),
             Scheme::File(None) => Ok(File::open(&File::default_directory()?).await?),
             Scheme::File(Some(directory)) => Ok(File::open(directory).await?),
+            #[cfg(feature = "redis")]
+            Scheme::Redis(url) => {
+                let place = self.text.split('?').next().unwrap_or_default().to_owned();
+                Ok(crate::backend::redis::Redis::connect(url, place, &self.prefix).await?)
+            }
+            #[cfg(not(feature = "redis"))]
+            Scheme::Redis(_) => Err(Error::Config(
+                "this build has no redis: backend; enable the cargo feature `redis`".into(),
+            )),
         }
     }
 }
@@ -94,11 +112,12 @@ impl FromStr for Url {
                 known()
             )));
         };
-        let mut ttl = None;
+        let (mut ttl, mut prefix) = (None, String::new());
         for option in query.split('&').filter(|option| !option.is_empty()) {
             let (key, value) = option.split_once('=').unwrap_or((option, ""));
             match key {
                 "ttl" => ttl = Some(parse_ttl(value)?),
+                "prefix" if options.contains(&key) => prefix = decode(value)?,
                 _ => {
                     return Err(Error::Config(format!(
                         "{scheme}: knows no option {key:?}; known are: {}",
@@ -106,6 +125,10 @@ impl FromStr for Url {
                     )));
                 }
             }
+        }
+        if scheme == "redis" {
+            let scheme = Scheme::Redis(format!("redis:{rest}"));
+            return Ok(Self { text: redacted(text), scheme, ttl, prefix });
         }
         let path = decode(rest.strip_prefix("//").unwrap_or(rest))?;
         let path = (!path.is_empty()).then_some(path);
@@ -121,7 +144,7 @@ impl FromStr for Url {
                 redacted(text)
             )));
         }
-        Ok(Self { text: redacted(text), scheme, ttl })
+        Ok(Self { text: redacted(text), scheme, ttl, prefix })
     }
 }
 
@@ -133,7 +156,7 @@ fn parse_ttl(value: &str) -> Result<Duration> {
 }
 
 fn known() -> String {
-    KNOWN.map(|(scheme, _)| format!("{scheme}:")).join(" and ")
+    KNOWN.map(|(scheme, _)| format!("{scheme}:")).join(", ")
 }
 
 /// The text without the password that it may carry.
@@ -189,9 +212,10 @@ mod tests {
     #[test]
     fn bad_urls_say_what_is_known() {
         let cases = [
-            ("", "known are memory: and file:"),
-            ("nonsense", "known are memory: and file:"),
-            ("redis://h", "knows no \"redis\" URLs"),
+            ("", "known are memory:, file:, redis:"),
+            ("nonsense", "known are memory:, file:, redis:"),
+            ("rediss://h", "knows no \"rediss\" URLs"),
+            ("file:/x?prefix=a", "knows no option \"prefix\"; known are: ttl"),
             ("file:/x?tll=3s", "knows no option \"tll\"; known are: ttl"),
             ("file:/x?ttl=soon", "such as 30s"),
             ("file:/x?ttl=0s", "cannot be meant"),
@@ -218,11 +242,13 @@ mod tests {
 
     #[test]
     fn passwords_are_never_shown() {
-        for url in ["redis://me:s3cret@h:1/0", "x://:s3cret@h", "x://a:s3:cret@h?x=1"] {
+        for url in ["rediss://me:s3cret@h:1/0", "x://:s3cret@h", "x://a:s3:cret@h?x=1"] {
             assert!(!redacted(url).contains("cret"), "{}", redacted(url));
             let error = url.parse::<Url>().expect_err(url);
             assert!(!format!("{error} {error:?}").contains("cret"), "{error:?}");
         }
         assert_eq!(redacted("redis://me:s3cret@h:1/0"), "redis://me@h:1/0");
+        let url: Url = "redis://me:s3cret@h:1/0?prefix=a".parse().expect("valid");
+        assert!(!format!("{url} {url:?}").contains("cret"));
     }
 }

@@ -43,6 +43,9 @@ struct State {
     budget: [Option<usize>; 2],
     /// The next reply is swallowed, and its connection cut.
     lose_reply: bool,
+    /// How many connections there were, and how many of the first of them have gone silent.
+    connections: u64,
+    silent: u64,
 }
 
 /// The proxy; ended, with its connections, when dropped.
@@ -68,6 +71,8 @@ impl Proxy {
             delay: [Duration::ZERO; 2],
             budget: [None; 2],
             lose_reply: false,
+            connections: 0,
+            silent: 0,
         }));
         let shared = Arc::clone(&state);
         let listening = tokio::spawn(async move {
@@ -91,7 +96,8 @@ impl Proxy {
                 delay: [Duration::ZERO; 2],
                 budget: [None; 2],
                 lose_reply: false,
-                generation: state.generation,
+                silent: 0,
+                ..*state
             };
         });
     }
@@ -99,6 +105,12 @@ impl Proxy {
     /// Drops all connections; new ones pass.
     pub fn drop_connections(&self) {
         self.state.send_modify(|state| state.generation += 1);
+    }
+
+    /// Nothing goes through the connections that exist now any more, and nothing says so; new ones
+    /// pass. As when a machine in between has forgotten them.
+    pub fn silence(&self) {
+        self.state.send_modify(|state| state.silent = state.connections);
     }
 
     /// Drops all connections and closes new ones at once.
@@ -157,6 +169,11 @@ impl Drop for Proxy {
 }
 
 async fn connection(client: TcpStream, server: SocketAddr, state: Arc<watch::Sender<State>>) {
+    let mut number = 0;
+    state.send_modify(|state| {
+        number = state.connections;
+        state.connections += 1;
+    });
     let mut watching = state.subscribe();
     let (link, born) = {
         let state = watching.borrow_and_update();
@@ -177,8 +194,8 @@ async fn connection(client: TcpStream, server: SocketAddr, state: Arc<watch::Sen
         let asked = AtomicBool::new(false);
         // Either end closes both: no test needs a half-open connection.
         tokio::select! {
-            _ = pump(from_client, to_server, Way::Up, &state, &asked) => {}
-            _ = pump(from_server, to_client, Way::Down, &state, &asked) => {}
+            _ = pump(from_client, to_server, (Way::Up, number), &state, &asked) => {}
+            _ = pump(from_server, to_client, (Way::Down, number), &state, &asked) => {}
         }
     };
     tokio::select! {
@@ -192,7 +209,7 @@ async fn connection(client: TcpStream, server: SocketAddr, state: Arc<watch::Sen
 async fn pump(
     mut from: OwnedReadHalf,
     mut to: OwnedWriteHalf,
-    way: Way,
+    (way, number): (Way, u64),
     state: &watch::Sender<State>,
     asked: &AtomicBool,
 ) -> io::Result<()> {
@@ -203,7 +220,8 @@ async fn pump(
         if read == 0 {
             return Ok(());
         }
-        let _ = watching.wait_for(|state| state.link == Link::Pass).await;
+        let passes = |state: &State| state.link == Link::Pass && number >= state.silent;
+        let _ = watching.wait_for(passes).await;
         let delay = state.borrow().delay[way as usize];
         if !delay.is_zero() {
             tokio::time::sleep(delay).await;

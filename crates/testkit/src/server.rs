@@ -103,6 +103,12 @@ impl Recipe {
     }
 }
 
+/// A Redis server that keeps nothing on disk, with these arguments besides.
+pub async fn redis(arguments: &[&str]) -> Server {
+    let usual = ["--port", "{port}", "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"];
+    Recipe::new("redis-server", "redis-server").args(usual).args(arguments.to_vec()).start().await
+}
+
 /// A port for a server, reserved against all other tests of this machine for as long as it is kept.
 ///
 /// Below the ports that the kernel gives to outgoing connections: one of those could take the port

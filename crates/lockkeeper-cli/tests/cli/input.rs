@@ -65,7 +65,7 @@ fn urls_that_make_no_sense() {
             refused(&store.output(&[&["--url", url], words].concat()), reason);
         }
     }
-    let secret = store.output(&["--url", "redis://me:s3cret@h", "ls"]);
+    let secret = store.output(&["--url", "rediss://me:s3cret@h", "ls"]);
     refused(&secret, "redis");
     assert!(!secret.err.contains("s3cret"), "{secret:?}");
 }

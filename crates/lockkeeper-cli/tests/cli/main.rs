@@ -8,6 +8,7 @@ mod harness;
 mod input;
 mod loss;
 mod pty;
+mod redis;
 mod sharing;
 mod signals;
 mod terminal;

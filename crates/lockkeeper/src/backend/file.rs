@@ -163,13 +163,13 @@ impl<'a> Parked<'a> {
 impl Drop for Parked<'_> {
     fn drop(&mut self) {
         if !self.holds {
-            self.file.peers.forget(self.id);
+            self.file.peers.requests.forget(self.id);
         }
         if self.settled {
             return;
         }
         let File { store, peers, .. } = self.file;
-        store.undo(self.name, self.id, Instant::now() + self.ttl, peers.runtime());
+        store.undo(self.name, self.id, Instant::now() + self.ttl, peers.requests.runtime());
     }
 }
 
@@ -192,11 +192,12 @@ impl Backend for File {
             latches: true,
             token_blocks: true,
             across_processes: true,
+            frees_on_death: true,
         }
     }
 
     async fn acquire(self: Arc<Self>, request: Request) -> Result<Option<Arc<dyn Hold>>> {
-        let news = self.peers.expect(request.id);
+        let news = self.peers.requests.expect(request.id);
         // From here on, before the first request is sent: dropping this future undoes it.
         let mut parked = Parked::new(&self, &request.name, request.id, request.term.ttl());
         loop {
@@ -207,9 +208,10 @@ impl Backend for File {
                     let hold = FileHold::new(&self.store, &self.peers, &request, tokens, expires);
                     // In one step from waiter to holder. What was said to the waiter meanwhile may
                     // have been that the hold is gone already.
-                    self.peers.hold(request.id, &hold);
+                    self.peers.requests.hold(request.id, &hold);
                     if news.notified().now_or_never().is_some() {
-                        self.peers.check(Arc::clone(&hold));
+                        let hold = Arc::clone(&hold);
+                        self.peers.requests.check(hold);
                     }
                     return Ok(Some(hold));
                 }
@@ -302,7 +304,7 @@ impl Latches for File {
     }
 
     async fn wait(&self, name: &Name, id: RequestId, patience: Patience) -> Result<bool> {
-        let news = self.peers.expect(id);
+        let news = self.peers.requests.expect(id);
         let me = self.peers.me();
         let _parked = Parked::new(self, name, id, WAITER_LEASE);
         loop {

@@ -259,6 +259,7 @@ impl Backend for Memory {
             latches: true,
             token_blocks: true,
             across_processes: false,
+            frees_on_death: true,
         }
     }
 

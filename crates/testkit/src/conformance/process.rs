@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use lockkeeper::Locks;
 use lockkeeper::clock::Instant;
 
 use super::{Harness, idle, name, queued, show};
@@ -28,6 +29,33 @@ async fn at_once<T>(what: &str, future: impl Future<Output = T> + Send) -> T {
     let took = Instant::now().since(since);
     assert!(took < AT_ONCE, "{what} took {took:?}");
     done
+}
+
+/// How the death of a process is noticed: at once where the store sees it, else when the lease ends,
+/// which is short then.
+struct Death {
+    seen: bool,
+    /// Options for the locks of processes that die.
+    options: &'static str,
+    within: Duration,
+}
+
+impl Death {
+    fn at(locks: &Locks) -> Self {
+        match locks.backend().capabilities().frees_on_death {
+            true => Self { seen: true, options: "", within: AT_ONCE },
+            false => Self { seen: false, options: " ttl=1500", within: LONG },
+        }
+    }
+
+    /// Awaits what must not wait for longer.
+    async fn noticed<T>(&self, what: &str, future: impl Future<Output = T> + Send) -> T {
+        let since = Instant::now();
+        let done = soon(what, future).await;
+        let took = Instant::now().since(since);
+        assert!(took < self.within, "{what} took {took:?}");
+        done
+    }
 }
 
 /// Another process is excluded, waits, and is woken by the release; tokens grow from one to the other.
@@ -58,21 +86,29 @@ pub async fn another_process_excludes_and_is_woken(harness: &dyn Harness) {
 /// The lock of a killed process is free at once, not when its lease of 30 s ends, waited for or not.
 pub async fn a_killed_holder_frees_at_once(harness: &dyn Harness) {
     let locks = harness.locks().await;
-    for how in ["lock x", "fair x", "read x", "lock x lease=600000"] {
+    let death = Death::at(&locks);
+    let mut ways =
+        ["lock x", "fair x", "read x"].map(|how| format!("{how}{}", death.options)).to_vec();
+    ways.extend(death.seen.then(|| "lock x lease=600000".to_owned()));
+    for how in &ways {
         let mut other = taker(harness).await;
         let token = other.token(how).await;
         let mutex = locks.mutex("x");
         let waiting = tokio::spawn(async move { mutex.lock().await.unwrap() });
         queued(&locks, "x", 1).await;
         other.kill();
-        let mine = at_once(how, waiting).await.unwrap();
+        let mine = death.noticed(how, waiting).await.unwrap();
         assert!(mine.token().get() > token);
         mine.release().await.unwrap();
         let mut other = taker(harness).await;
         other.token(how).await;
         other.kill();
-        let mine = at_once(how, locks.mutex("x").try_lock()).await.unwrap();
-        mine.expect("nobody holds it").release().await.unwrap();
+        if death.seen {
+            let mine = at_once(how, locks.mutex("x").try_lock()).await.unwrap();
+            mine.expect("nobody holds it").release().await.unwrap();
+        } else {
+            idle(&locks, "x").await;
+        }
     }
 }
 
@@ -80,12 +116,19 @@ pub async fn a_killed_holder_frees_at_once(harness: &dyn Harness) {
 pub async fn a_killed_holder_of_another_kind_frees_at_once(harness: &dyn Harness) {
     let locks = harness.locks().await;
     let mut other = taker(harness).await;
-    other.token("permit x 3").await;
+    let death = Death::at(&locks);
+    other.token(&format!("permit x 3{}", death.options)).await;
     other.kill();
+    if !death.seen {
+        idle(&locks, "x").await;
+    }
     at_once("a mutex", locks.mutex("x").lock()).await.unwrap().release().await.unwrap();
     let mut other = taker(harness).await;
-    other.token("lock y").await;
+    other.token(&format!("lock y{}", death.options)).await;
     other.kill();
+    if !death.seen {
+        idle(&locks, "y").await;
+    }
     assert!(at_once("a latch", locks.latch("y").close(1)).await.unwrap());
 }
 
@@ -105,17 +148,18 @@ pub async fn a_killed_waiter_is_skipped(harness: &dyn Harness) {
     let first = at_once("the first", others[0].granted()).await;
     assert!(others[2].answered().is_none());
     others[0].ask("release").await;
-    let third = at_once("the third", others[2].granted()).await;
+    let third = Death::at(&locks).noticed("the third", others[2].granted()).await;
     assert!(third > first);
 }
 
 /// A process that is killed at the moment when the lock is handed to it is skipped too.
 pub async fn a_holder_killed_right_after_hand_over_is_skipped(harness: &dyn Harness) {
     let locks = harness.locks().await;
+    let death = Death::at(&locks);
     for round in 0..6 {
         let mine = locks.mutex("x").fair().lock().await.unwrap();
         let mut other = taker(harness).await;
-        other.send("fair x");
+        other.send(&format!("fair x{}", death.options));
         queued(&locks, "x", 1).await;
         let mutex = locks.mutex("x").fair();
         let waiting = tokio::spawn(async move { mutex.lock().await.unwrap() });
@@ -131,7 +175,7 @@ pub async fn a_holder_killed_right_after_hand_over_is_skipped(harness: &dyn Harn
             other.granted().await;
         }
         other.kill();
-        at_once("the next", waiting).await.unwrap().release().await.unwrap();
+        death.noticed("the next", waiting).await.unwrap().release().await.unwrap();
         idle(&locks, "x").await;
     }
 }
@@ -205,10 +249,11 @@ pub async fn eviction_reaches_another_process(harness: &dyn Harness) {
 
 /// Tokens go on when all processes are gone and the store is opened again.
 pub async fn tokens_survive_all_processes(harness: &dyn Harness) {
+    let death = Death::at(&harness.locks().await);
     let mut last = 0;
     for round in 0..4 {
         let mut other = taker(harness).await;
-        let token = other.token("lock x").await;
+        let token = other.token(&format!("lock x{}", death.options)).await;
         assert!(token > last, "{token} after {last}");
         last = token;
         match round % 2 {
@@ -217,7 +262,7 @@ pub async fn tokens_survive_all_processes(harness: &dyn Harness) {
         }
     }
     let locks = harness.locks().await;
-    let guard = at_once("free", locks.mutex("x").lock()).await.unwrap();
+    let guard = death.noticed("free", locks.mutex("x").lock()).await.unwrap();
     assert!(guard.token().get() > last);
 }
 
@@ -243,21 +288,22 @@ pub async fn many_processes_never_two_holders(harness: &dyn Harness) {
 pub async fn readers_and_permits_of_other_processes(harness: &dyn Harness) {
     let locks = harness.locks().await;
     let (mut one, mut two) = (taker(harness).await, taker(harness).await);
-    one.token("read x").await;
-    two.token("read x").await;
+    let death = Death::at(&locks);
+    one.token(&format!("read x{}", death.options)).await;
+    two.token(&format!("read x{}", death.options)).await;
     assert!(locks.rw_lock("x").try_write().await.unwrap().is_none());
     assert!(locks.rw_lock("x").try_read().await.unwrap().is_some());
-    one.token("permit y 2").await;
-    two.token("permit y 2").await;
+    one.token(&format!("permit y 2{}", death.options)).await;
+    two.token(&format!("permit y 2{}", death.options)).await;
     assert!(locks.semaphore("y", 2).try_acquire().await.unwrap().is_none());
     let semaphore = locks.semaphore("y", 2);
     let waiting = tokio::spawn(async move { semaphore.acquire().await.unwrap() });
     queued(&locks, "y", 1).await;
     one.kill();
-    at_once("the permit of the dead", waiting).await.unwrap().release().await.unwrap();
+    death.noticed("the permit of the dead", waiting).await.unwrap().release().await.unwrap();
     assert!(locks.rw_lock("x").try_write().await.unwrap().is_none(), "the other still reads");
     two.kill();
-    let write = at_once("nobody reads", locks.rw_lock("x").write()).await.unwrap();
+    let write = death.noticed("nobody reads", locks.rw_lock("x").write()).await.unwrap();
     write.release().await.unwrap();
 }
 

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
+use super::super::register::Check;
 use super::database::is_replaced;
 use super::peers::Peers;
 use super::store::Store;
@@ -45,9 +46,11 @@ impl FileHold {
             loss: Loss::new(),
         })
     }
+}
 
-    /// Looks whether it is still ours, because somebody said that something happened to it.
-    pub(super) async fn check(&self) {
+#[async_trait]
+impl Check for FileHold {
+    async fn check(&self) {
         let id = self.id;
         let checked = self.store.change(&self.name, move |state, world| state.check(id, world));
         match checked.await {
@@ -108,7 +111,7 @@ impl Hold for FileHold {
 
 impl Drop for FileHold {
     fn drop(&mut self) {
-        self.peers.forget(self.id);
+        self.peers.requests.forget(self.id);
     }
 }
 

@@ -1,23 +1,21 @@
 //! The processes that use a directory: who lives, and how to wake them up.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::fmt;
 use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::str::FromStr;
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tokio::io::Interest;
 use tokio::net::unix::pipe::{Receiver, Sender};
-use tokio::runtime::Handle;
-use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 
+use super::super::register::Register;
 use super::directory::Directory;
-use super::hold::FileHold;
 use crate::error::{Error, Result};
 use crate::owner::{self, RequestId};
 
@@ -52,17 +50,11 @@ pub(super) struct Peers {
     directory: Directory,
     me: PeerId,
     fifo: Arc<Receiver>,
-    runtime: Handle,
     listener: OnceLock<AbortHandle>,
     /// Requests of this process that want to hear about themselves.
-    requests: Mutex<HashMap<RequestId, Interested>>,
+    pub(super) requests: Register,
     /// Processes that are watched, until they die: one descriptor each.
     watched: Mutex<HashSet<PeerId>>,
-}
-
-enum Interested {
-    Waiter(Arc<Notify>),
-    Holder(Weak<FileHold>),
 }
 
 impl Peers {
@@ -74,20 +66,10 @@ impl Peers {
             directory,
             me,
             fifo: Arc::new(fifo),
-            runtime: Handle::current(),
             listener: OnceLock::new(),
-            requests: Mutex::default(),
+            requests: Register::new(),
             watched: Mutex::default(),
         }))
-    }
-
-    pub(super) fn runtime(&self) -> &Handle {
-        &self.runtime
-    }
-
-    /// Looks in the background whether a hold is still ours.
-    pub(super) fn check(&self, hold: Arc<FileHold>) {
-        self.runtime.spawn(async move { hold.check().await });
     }
 
     pub(super) fn me(&self) -> PeerId {
@@ -97,10 +79,10 @@ impl Peers {
     /// Begins to listen, until the last user of the directory is gone.
     pub(super) fn serve(self: &Arc<Self>) {
         let (us, fifo) = (Arc::downgrade(self), Arc::clone(&self.fifo));
-        let listener = self.runtime.spawn(async move {
+        let listener = self.requests.runtime().spawn(async move {
             while let Ok(messages) = listen(&fifo).await {
                 let Some(us) = us.upgrade() else { return };
-                messages.into_iter().for_each(|id| us.hear(id));
+                messages.into_iter().for_each(|id| us.requests.hear(id));
             }
         });
         // Called once, by whoever opens the directory.
@@ -117,43 +99,15 @@ impl Peers {
         peer == self.me || self.directory.knock(peer).is_some()
     }
 
-    /// A request that wants to be woken up.
-    pub(super) fn expect(&self, id: RequestId) -> Arc<Notify> {
-        let news = Arc::new(Notify::new());
-        self.requests.lock().insert(id, Interested::Waiter(Arc::clone(&news)));
-        news
-    }
-
-    /// A request that is granted and wants to hear if it is lost.
-    pub(super) fn hold(&self, id: RequestId, hold: &Arc<FileHold>) {
-        self.requests.lock().insert(id, Interested::Holder(Arc::downgrade(hold)));
-    }
-
-    pub(super) fn forget(&self, id: RequestId) {
-        self.requests.lock().remove(&id);
-    }
-
     /// Tells a process that something happened to a request of its.
     pub(super) fn tell(&self, peer: PeerId, id: RequestId) {
         if peer == self.me {
-            return self.hear(id);
+            return self.requests.hear(id);
         }
         if let Some(Ok(mut fifo)) = self.directory.knock(peer) {
             // Full: it has news enough to look up. Gone: nobody to tell. In both cases the re-check
             // that every waiter makes is the remedy.
             let _ = fifo.write(&id.to_bytes());
-        }
-    }
-
-    fn hear(&self, id: RequestId) {
-        let hold = match self.requests.lock().get(&id) {
-            Some(Interested::Waiter(news)) => return news.notify_one(),
-            Some(Interested::Holder(hold)) => hold.upgrade(),
-            None => None,
-        };
-        // Not under the lock: a hold that is dropped here takes it.
-        if let Some(hold) = hold {
-            self.check(hold);
         }
     }
 
@@ -165,7 +119,7 @@ impl Peers {
             }
             let us = Arc::downgrade(self);
             let fifo = self.directory.knock(peer);
-            self.runtime.spawn(async move {
+            self.requests.runtime().spawn(async move {
                 let gone = match fifo {
                     Some(Ok(fifo)) => closed(fifo).await,
                     Some(Err(error)) => Err(error),
@@ -177,17 +131,9 @@ impl Peers {
                 }
                 if let Some(us) = us.upgrade() {
                     us.watched.lock().remove(&peer);
-                    us.wake_all();
+                    us.requests.wake_all();
                 }
             });
-        }
-    }
-
-    fn wake_all(&self) {
-        for interested in self.requests.lock().values() {
-            if let Interested::Waiter(news) = interested {
-                news.notify_one();
-            }
         }
     }
 }

@@ -1,0 +1,56 @@
+//! The same command on a server.
+
+use std::process::Command;
+
+use testkit::server::{self, Server};
+use tokio::runtime::Runtime;
+
+use super::harness::BINARY;
+
+fn redis(arguments: &[&str]) -> (Runtime, Server) {
+    let runtime = Runtime::new().expect("a runtime");
+    let server = runtime.block_on(server::redis(arguments));
+    (runtime, server)
+}
+
+fn lockkeeper(url: &str, words: &[&str]) -> (i32, String, String) {
+    let output = Command::new(BINARY).args(["--url", url]).args(words).output().expect("starts");
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("UTF-8");
+    (output.status.code().unwrap_or(-1), text(output.stdout), text(output.stderr))
+}
+
+#[test]
+fn a_command_runs_under_a_lock_at_a_server() {
+    let (_runtime, server) = redis(&[]);
+    let url = format!("redis://{}", server.address());
+    let script = format!("{BINARY} --url {url} show --json x; {BINARY} --url {url} run -n x true");
+    let (code, out, err) = lockkeeper(&url, &["run", "x", "sh", "-c", &script]);
+    assert_eq!(code, 75, "the inner one is refused: {err}");
+    let shown: serde_json::Value = serde_json::from_str(out.trim()).expect("JSON");
+    assert_eq!(shown["kind"], "mutex");
+    assert_eq!(shown["holders"].as_array().map(Vec::len), Some(1));
+    assert!(shown["holders"][0]["lease_left_ms"].as_u64().is_some_and(|left| left > 20_000));
+    let (code, out, _) = lockkeeper(&url, &["ls", "--json"]);
+    assert_eq!((code, out.trim()), (0, "[]"), "released");
+}
+
+#[test]
+fn a_server_that_cannot_be_reached_is_69() {
+    let (code, out, err) = lockkeeper("redis://127.0.0.1:1", &["run", "x", "echo", "inside"]);
+    assert_eq!((code, out.as_str()), (69, ""));
+    assert!(err.contains("redis is not available"), "{err}");
+}
+
+#[test]
+fn the_password_reaches_neither_the_command_nor_a_message() {
+    let (_runtime, server) = redis(&["--requirepass", "s3cret"]);
+    let url = format!("redis://:s3cret@{}/0?ttl=5s", server.address());
+    let (code, out, err) = lockkeeper(&url, &["run", "-v", "x", "env"]);
+    assert_eq!(code, 0, "{err}");
+    assert!(out.contains("LOCKKEEPER_URL=redis://"), "{out}");
+    assert!(!out.contains("s3cret") && !err.contains("s3cret"), "{out} {err}");
+    let wrong = url.replace("s3cret", "wr0ng");
+    let (code, _, err) = lockkeeper(&wrong, &["run", "x", "true"]);
+    assert_eq!(code, 69, "{err}");
+    assert!(!err.contains("wr0ng"), "{err}");
+}

@@ -1,0 +1,126 @@
+//! A hold at a Redis server.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use redis::Value;
+
+use super::commands::{CHECK, DOWNGRADE, RELEASE, RENEW};
+use super::layout::Keys;
+use super::{Server, millis};
+use crate::backend::register::Check;
+use crate::backend::{Hold, Release, Renewal};
+use crate::clock::Instant;
+use crate::error::Result;
+use crate::loss::{Cause, Loss};
+use crate::owner::RequestId;
+use crate::token::TokenBlock;
+
+pub(super) struct RedisHold {
+    pub(super) server: Arc<Server>,
+    pub(super) keys: Keys,
+    pub(super) id: RequestId,
+    pub(super) tokens: TokenBlock,
+    pub(super) expires: Instant,
+    pub(super) loss: Loss,
+    /// An earlier copy of the request may still arrive.
+    pub(super) resent: bool,
+}
+
+impl RedisHold {
+    /// Why it is lost, if the server says so: `{1}` or `{0, reason}`.
+    fn cause(answer: &[Value]) -> Option<Cause> {
+        match answer {
+            [Value::Int(1), ..] => None,
+            [_, reason] => match redis::from_redis_value_ref::<String>(reason) {
+                Ok(reason) if !reason.is_empty() => Some(Cause::Evicted(reason)),
+                _ => Some(Cause::Gone),
+            },
+            _ => Some(Cause::Gone),
+        }
+    }
+}
+
+#[async_trait]
+impl Check for RedisHold {
+    async fn check(&self) {
+        let mut answer = self.server.commands.run(&CHECK, &self.keys, self.id, &[]).await;
+        // A hold that is never renewed has nobody else to ask: not the first failure decides.
+        for _ in 0..20 {
+            if answer.is_ok() {
+                break;
+            }
+            tokio::time::sleep(super::RETRY).await;
+            answer = self.server.commands.run(&CHECK, &self.keys, self.id, &[]).await;
+        }
+        match answer {
+            Ok(answer) => {
+                if let Some(cause) = Self::cause(Vec::<Value>::as_slice(&answer)) {
+                    self.loss.declare(cause);
+                }
+            }
+            // The next renewal asks again.
+            Err(error) => tracing::debug!(%error, "could not check a hold"),
+        }
+    }
+}
+
+#[async_trait]
+impl Hold for RedisHold {
+    fn tokens(&self) -> TokenBlock {
+        self.tokens
+    }
+
+    fn expires_at(&self) -> Option<Instant> {
+        Some(self.expires)
+    }
+
+    fn loss(&self) -> &Loss {
+        &self.loss
+    }
+
+    async fn renew(self: Arc<Self>, ttl: Duration) -> Result<Renewal> {
+        let sent = Instant::now();
+        let answer: Vec<Value> =
+            self.server.commands.run(&RENEW, &self.keys, self.id, &[&millis(ttl)]).await?;
+        let held = Renewal::Held(Some(sent + ttl));
+        Ok(Self::cause(&answer).map_or(held, Renewal::Lost))
+    }
+
+    async fn downgrade(self: Arc<Self>) -> Result<Renewal> {
+        let answer: Vec<Value> =
+            self.server.commands.run(&DOWNGRADE, &self.keys, self.id, &[]).await?;
+        Ok(Self::cause(&answer).map_or(Renewal::Held(Some(self.expires)), Renewal::Lost))
+    }
+
+    fn park(&self) -> bool {
+        false
+    }
+
+    fn unpark(&self) -> bool {
+        false
+    }
+
+    async fn release(self: Arc<Self>) -> Result<Release> {
+        let late: &[&str] = if self.resent { &[super::LATE] } else { &[] };
+        let held: u8 = self.server.commands.run(&RELEASE, &self.keys, self.id, late).await?;
+        Ok(if held == 1 { Release::Released } else { Release::NotHeld })
+    }
+}
+
+impl Drop for RedisHold {
+    fn drop(&mut self) {
+        self.server.listener.requests.forget(self.id);
+    }
+}
+
+impl fmt::Debug for RedisHold {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RedisHold")
+            .field("key", &self.keys.0[0])
+            .field("id", &self.id)
+            .finish_non_exhaustive()
+    }
+}

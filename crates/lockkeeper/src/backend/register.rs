@@ -1,0 +1,101 @@
+//! The requests of one client that want to hear about themselves.
+//!
+//! A store tells a client "something happened to this request" and nothing more; the request then
+//! asks the store again. A message that is lost costs a re-check, never a wrong answer.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Weak};
+
+use async_trait::async_trait;
+use parking_lot::Mutex;
+use tokio::runtime::Handle;
+use tokio::sync::Notify;
+
+use crate::owner::RequestId;
+
+/// A hold that can look whether it is still ours.
+#[async_trait]
+pub(super) trait Check: Send + Sync + 'static {
+    /// Asks the store, and declares the loss if there is one.
+    async fn check(&self);
+}
+
+enum Interested {
+    Waiter(Arc<Notify>),
+    Holder(Weak<dyn Check>),
+}
+
+pub(super) struct Register {
+    runtime: Handle,
+    requests: Mutex<HashMap<RequestId, Interested>>,
+}
+
+impl Register {
+    /// Must be called inside a tokio runtime, where holds are then checked.
+    pub(super) fn new() -> Self {
+        Self { runtime: Handle::current(), requests: Mutex::default() }
+    }
+
+    pub(super) fn runtime(&self) -> &Handle {
+        &self.runtime
+    }
+
+    /// A request that wants to be woken up.
+    pub(super) fn expect(&self, id: RequestId) -> Arc<Notify> {
+        let news = Arc::new(Notify::new());
+        self.requests.lock().insert(id, Interested::Waiter(Arc::clone(&news)));
+        news
+    }
+
+    /// A request that is granted and wants to hear if it is lost.
+    pub(super) fn hold(&self, id: RequestId, hold: &Arc<impl Check>) {
+        let hold: Arc<dyn Check> = Arc::clone(hold) as _;
+        self.requests.lock().insert(id, Interested::Holder(Arc::downgrade(&hold)));
+    }
+
+    pub(super) fn forget(&self, id: RequestId) {
+        self.requests.lock().remove(&id);
+    }
+
+    /// Something happened to a request.
+    pub(super) fn hear(&self, id: RequestId) {
+        let hold = match self.requests.lock().get(&id) {
+            Some(Interested::Waiter(news)) => return news.notify_one(),
+            Some(Interested::Holder(hold)) => hold.upgrade(),
+            None => None,
+        };
+        // Not under the lock: a hold that is dropped here takes it.
+        if let Some(hold) = hold {
+            self.check(hold);
+        }
+    }
+
+    /// Looks in the background whether a hold is still ours.
+    pub(super) fn check(&self, hold: Arc<dyn Check>) {
+        self.runtime.spawn(async move { hold.check().await });
+    }
+
+    /// Something happened, nobody knows to whom: everybody who waits asks again.
+    pub(super) fn wake_all(&self) {
+        for interested in self.requests.lock().values() {
+            if let Interested::Waiter(news) = interested {
+                news.notify_one();
+            }
+        }
+    }
+
+    /// Messages were missed: whoever waits asks again, and every hold looks whether it is still ours.
+    pub(super) fn missed(&self) {
+        self.wake_all();
+        let holds: Vec<_> = self
+            .requests
+            .lock()
+            .values()
+            .filter_map(|interested| match interested {
+                Interested::Holder(hold) => hold.upgrade(),
+                Interested::Waiter(_) => None,
+            })
+            .collect();
+        holds.into_iter().for_each(|hold| self.check(hold));
+    }
+}
