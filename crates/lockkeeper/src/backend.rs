@@ -356,6 +356,18 @@ pub struct Capabilities {
 }
 
 impl Capabilities {
+    /// Everything there is.
+    pub const ALL: Self = Self {
+        fair: true,
+        read_write: true,
+        fair_read_write: true,
+        permits: true,
+        latches: true,
+        token_blocks: true,
+        across_processes: true,
+        frees_on_death: true,
+    };
+
     /// Whether a lock of this kind can be had.
     pub fn allows(self, kind: Kind) -> bool {
         match kind {

@@ -251,16 +251,7 @@ impl Backend for Memory {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities {
-            fair: true,
-            read_write: true,
-            fair_read_write: true,
-            permits: true,
-            latches: true,
-            token_blocks: true,
-            across_processes: false,
-            frees_on_death: true,
-        }
+        Capabilities { across_processes: false, ..Capabilities::ALL }
     }
 
     async fn acquire(self: Arc<Self>, request: Request) -> Result<Option<Arc<dyn Hold>>> {

@@ -251,16 +251,7 @@ impl Backend for Redis {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities {
-            fair: true,
-            read_write: true,
-            fair_read_write: true,
-            permits: true,
-            latches: true,
-            token_blocks: true,
-            across_processes: true,
-            frees_on_death: false,
-        }
+        Capabilities { frees_on_death: false, ..Capabilities::ALL }
     }
 
     async fn acquire(self: Arc<Self>, request: Request) -> Result<Option<Arc<dyn Hold>>> {
