@@ -12,6 +12,7 @@
 //! | `{foo}:timeout` | permits and their ends, as Redisson's expirable semaphore has them |
 //! | `redisson_lock_token:{foo}` | the last token, as Redisson's fenced lock has it; the only key without a TTL |
 //! | `lockkeeper:{foo}` (`lockkeeper::foo` where the name has braces) | our state: holders, the queue, evictions |
+//! | the same and `:late:REQUEST` | a request that was given up and must not be granted any more; for a minute |
 //! | `redisson_lock__channel:{foo}`, `redisson_rwlock:{foo}`, `redisson_sc:{foo}`, `redisson_countdownlatch__channel__{foo}` | where Redisson's clients wait |
 //! | `lockkeeper_wake:CLIENT` | where one client of ours waits, for everything |
 //!

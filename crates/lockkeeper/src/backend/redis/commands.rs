@@ -88,6 +88,7 @@ impl Commands {
         for key in &keys.0 {
             invocation.key(key);
         }
+        invocation.key(keys.given_up(id));
         invocation.arg(id.to_string()).arg(WAKE);
         for argument in arguments {
             invocation.arg(*argument);

@@ -28,6 +28,12 @@ impl Keys {
         ])
     }
 
+    /// What a request leaves behind that was given up and may still arrive. A key each, for a while:
+    /// in our state they would make every step slower.
+    pub(super) fn given_up(&self, id: RequestId) -> String {
+        format!("{}:late:{id}", self.0[1])
+    }
+
     /// Where Redisson's clients say that they have let go of it.
     pub(super) fn lock_channels(&self) -> [&str; 3] {
         [&self.0[4], &self.0[5], &self.0[6]]

@@ -11,8 +11,7 @@ local ask = {
 local fault = load()
 if fault then return fault end
 hand_over()
-local over = find(state.e)
-if over and over.over then save() return { -1 } end
+if redis.call('EXISTS', KEYS[9]) == 1 then save() return { -1 } end
 local mine = find(state.h)
 if mine then
   extend(mine, ask.ttl)

@@ -3,7 +3,7 @@
 -- and writes is kept beside it, and what Redisson has done since is found out by `load`.
 --
 -- KEYS: 1 lock  2 our state  3 token counter  4 permits (zset)  5 lock channel  6 read-write channel
---       7 semaphore channel  8 latch channel
+--       7 semaphore channel  8 latch channel  9 left by this request if it was given up
 -- ARGV: 1 request id (32 hex digits)  2 channel prefix of our clients, then those of the script
 local raw, state_key, token_key, permits_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local lock_channel, rw_channel, semaphore_channel = KEYS[5], KEYS[6], KEYS[7]
