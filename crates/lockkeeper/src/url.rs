@@ -23,7 +23,7 @@ const KNOWN: [(&str, &[&str]); 3] =
 /// | `memory:NAME` | inside this process, shared by all that use the same name |
 /// | `file:` | this host: `/var/lib/lockkeeper` for root, else `lockkeeper` in `$XDG_STATE_HOME` or `~/.local/state` |
 /// | `file:/DIR` | this host: all processes that use the same directory |
-/// | `redis://[USER[:PASSWORD]@]HOST[:PORT][/DB]` | a Redis or Valkey server, with Redisson's layout (feature `redis`) |
+/// | `redis://[USER[:PASSWORD]@]HOST[:PORT][/DB]` | a Redis server, with Redisson's layout (feature `redis`) |
 ///
 /// Options follow as a query: `file:/srv/locks?ttl=10s`.
 ///

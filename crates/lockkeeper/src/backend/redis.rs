@@ -1,4 +1,4 @@
-//! Locks at one Redis or Valkey server, in the layout of Redisson.
+//! Locks at one Redis server, in the layout of Redisson. Tested on Redis 7.0.
 //!
 //! # How it works
 //!
