@@ -176,7 +176,7 @@ async fn agree(backend: Arc<dyn Backend>, ops: Vec<Op>) {
     let mut model = Model { state: State::default(), counter: 0 };
     let mut real = Real::new(backend).await;
     let mut asked = 0;
-    for op in ops {
+    for (step, op) in ops.into_iter().enumerate() {
         let news = match op {
             Op::Try(who, kind) | Op::Wait(who, kind) => {
                 asked += 1;
@@ -225,7 +225,7 @@ async fn agree(backend: Arc<dyn Backend>, ops: Vec<Op>) {
             }
             Op::CountDown => {
                 let latches = real.backend.latches().unwrap();
-                let left = latches.count_down(&real.name, id(asked)).await.unwrap();
+                let left = latches.count_down(&real.name, id(1000 + step)).await.unwrap();
                 let (expected, news) = model.step(State::count_down);
                 assert_eq!(left, expected);
                 news
