@@ -60,6 +60,20 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
     /// Dropping the future leaves neither a hold nor a place in a queue.
     async fn acquire(self: Arc<Self>, request: Request) -> Result<Option<Arc<dyn Hold>>>;
 
+    /// Takes several holds in one step, all or none, without waiting. `None`: not all of them were to
+    /// be had, or the store cannot do that; they are then taken one after the other.
+    ///
+    /// # Cancel safety
+    ///
+    /// As for [`acquire`](Self::acquire).
+    async fn acquire_all(
+        self: Arc<Self>,
+        requests: &[Request],
+    ) -> Result<Option<Vec<Arc<dyn Hold>>>> {
+        let _ = requests;
+        Ok(None)
+    }
+
     /// Something that counts as this process being alive for as long as any process has it open,
     /// for stores that free a lock when its process dies: whoever ends the work of a dead holder
     /// keeps it open until that is done. `None` where leases alone decide.

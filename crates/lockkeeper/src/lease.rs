@@ -25,6 +25,8 @@ use crate::token::Token;
 const MARGIN_PART: u32 = 10;
 /// The margin is never longer than this.
 const MARGIN_MAX: Duration = Duration::from_secs(5);
+/// When a hold that begins with a short lease is renewed first.
+const FIRST_RENEWAL: Duration = Duration::from_millis(50);
 /// First and longest pause between two tries to give a hold back.
 const RETRY: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(2));
 
@@ -76,7 +78,15 @@ impl Lease {
             downgraded: AtomicBool::new(false),
             renewing: Mutex::new(()),
         };
-        lease.ends(expires, lease.terms.term.ttl());
+        // A hold that was handed over may begin with a lease shorter than its own: renewed soon, but
+        // not for the sake of those who give it back at once.
+        let (ttl, now) = (lease.terms.term.ttl(), Instant::now());
+        let first = expires.map_or(ttl, |at| at.since(now).min(ttl));
+        lease.ends(expires, first);
+        if first < ttl / 2 && matches!(lease.terms.term, Term::Hosted(_)) {
+            let soon = now + FIRST_RENEWAL.min(first / 3);
+            lease.renew_at.store(soon.as_nanos(), Ordering::Release);
+        }
         lease
     }
 
@@ -193,7 +203,9 @@ impl Lease {
         let ttl = self.terms.term.ttl();
         if let Err(error) = self.attempt(ttl, ttl / 6).await {
             tracing::warn!(name = %self.terms.name, %error, "renewal failed; trying again");
-            let soon = Instant::now() + (ttl / 20).min(Duration::from_secs(1));
+            let now = Instant::now();
+            let pause = (ttl / 20).min(Duration::from_secs(1)).min(self.lost_at().since(now) / 8);
+            let soon = now + pause.max(Duration::from_millis(10));
             self.renew_at.store(soon.as_nanos(), Ordering::Release);
         }
         self
@@ -274,9 +286,7 @@ impl Lease {
         let outcome = match self.give_back() {
             None => return Ok(()),
             Some(GiveBack::Done(outcome)) => outcome,
-            Some(GiveBack::Going(outcome)) => {
-                outcome.await.unwrap_or_else(|_| Err(Error::ShutDown))
-            }
+            Some(GiveBack::Going(going)) => going.outcome().await,
         };
         match (outcome, cause) {
             (Err(source), _) => Err(self.unknown("the release", source)),
@@ -322,38 +332,80 @@ impl Drop for Lease {
 pub(crate) enum GiveBack {
     /// At once.
     Done(Result<Release>),
-    /// In a task; the outcome of the first try comes here.
-    Going(oneshot::Receiver<Result<Release>>),
+    /// The store has been asked.
+    Going(Going),
 }
 
-/// Gives a hold back: at once where the store can, else in a task of its own that tries again until
-/// the lease would have ended anyway.
+type Releasing = Pin<Box<dyn Future<Output = Result<Release>> + Send>>;
+
+/// Gives a hold back: at once where the store can.
 fn give_back(hold: Arc<dyn Hold>, runtime: &Handle, until: Instant) -> GiveBack {
     // A guard in a thread-local may outlive tokio's own: entering would abort the process.
     let late = Handle::try_current().is_err_and(|error| error.is_thread_local_destroyed());
     let _inside = (!late).then(|| runtime.enter());
-    let mut first: Pin<Box<dyn Future<Output = _> + Send>> = Arc::clone(&hold).release();
-    let polled = first.as_mut().poll(&mut Context::from_waker(Waker::noop()));
-    if let Poll::Ready(outcome @ Ok(_)) = polled {
-        return GiveBack::Done(outcome);
-    }
-    let (tell, outcome) = oneshot::channel();
-    runtime.spawn(async move {
-        let result = match polled {
-            Poll::Ready(result) => result,
-            Poll::Pending => first.await,
-        };
-        let mut done = result.is_ok();
-        // Nobody listens when the guard was dropped: then there is nobody to tell.
-        let _ = tell.send(result);
-        let mut pause = RETRY.0;
-        while !done && Instant::now() < until {
-            tokio::time::sleep(pause).await;
-            pause = (pause * 2).min(RETRY.1);
-            done = Arc::clone(&hold).release().await.is_ok();
+    let mut first: Releasing = Arc::clone(&hold).release();
+    match first.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(outcome @ Ok(_)) => GiveBack::Done(outcome),
+        polled => {
+            let first: Releasing = match polled {
+                Poll::Ready(failed) => Box::pin(std::future::ready(failed)),
+                Poll::Pending => first,
+            };
+            let runtime = runtime.clone();
+            GiveBack::Going(Going { first: Some(first), hold, runtime, until })
         }
-    });
-    GiveBack::Going(outcome)
+    }
+}
+
+/// A hold that is being given back. Goes on in the background when it is dropped, and tries again
+/// until the lease would have ended anyway.
+pub(crate) struct Going {
+    first: Option<Releasing>,
+    hold: Arc<dyn Hold>,
+    runtime: Handle,
+    until: Instant,
+}
+
+impl Going {
+    /// The outcome of the first try. Cancel safe.
+    async fn outcome(mut self) -> Result<Release> {
+        let at_home = Handle::try_current().is_ok_and(|here| here.id() == self.runtime.id());
+        let Some(first) = self.first.as_mut().filter(|_| at_home) else {
+            // What it waits for may belong to the runtime: there it must run.
+            let (tell, outcome) = oneshot::channel();
+            self.in_background(Some(tell));
+            return outcome.await.unwrap_or_else(|_| Err(Error::ShutDown));
+        };
+        let outcome = first.await;
+        // What did not succeed is tried again in the background.
+        self.first = outcome.is_err().then(|| Arc::clone(&self.hold).release());
+        outcome
+    }
+
+    fn in_background(&mut self, tell: Option<oneshot::Sender<Result<Release>>>) {
+        let Some(first) = self.first.take() else { return };
+        let (hold, until) = (Arc::clone(&self.hold), self.until);
+        self.runtime.spawn(async move {
+            let result = first.await;
+            let mut done = result.is_ok();
+            if let Some(tell) = tell {
+                // Nobody listens when the guard was dropped: then there is nobody to tell.
+                let _ = tell.send(result);
+            }
+            let mut pause = RETRY.0;
+            while !done && Instant::now() < until {
+                tokio::time::sleep(pause).await;
+                pause = (pause * 2).min(RETRY.1);
+                done = Arc::clone(&hold).release().await.is_ok();
+            }
+        });
+    }
+}
+
+impl Drop for Going {
+    fn drop(&mut self) {
+        self.in_background(None);
+    }
 }
 
 impl fmt::Debug for Lease {

@@ -28,4 +28,4 @@ pub use name::Name;
 pub use owner::{Owner, RequestId};
 pub use primitive::{Latch, Multi, MultiGuard, Mutex, RwLock, Semaphore, WriteGuard};
 pub use token::{Token, TokenBlock};
-pub use url::Url;
+pub use url::{Dialect, RedisOptions, TlsFiles, Url};

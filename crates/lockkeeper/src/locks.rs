@@ -6,6 +6,7 @@ use std::future::Future;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use parking_lot::Mutex as SyncMutex;
 use tokio::runtime::Handle;
 
@@ -16,7 +17,7 @@ use crate::cohort::Cohort;
 use crate::error::{Error, Result};
 use crate::guard::{Direct, Guard};
 use crate::keeper::Keeper;
-use crate::lease::Terms;
+use crate::lease::{Lease, Terms};
 use crate::loss::Cause;
 use crate::name::Name;
 use crate::owner::{Identity, Owner};
@@ -31,7 +32,7 @@ pub const DEFAULT_TTL: Duration = Duration::from_secs(30);
 const LONG_LEASE: Duration = Duration::from_secs(30);
 
 /// How long a backend may take to notice that patience has ended.
-const OVERTIME: Duration = Duration::from_millis(50);
+pub(crate) const OVERTIME: Duration = Duration::from_millis(50);
 
 /// How long a caller that waited in vain waits once more to learn who holds the lock.
 const WHO_HOLDS_IT: Duration = Duration::from_millis(100);
@@ -225,14 +226,14 @@ impl Locks {
         // Whether they went in time or not, what is left is dealt with next.
         let _ = tokio::time::timeout(grace, keeper.empty()).await;
         let mut report = Shutdown { released: 0, left: 0 };
-        for lease in keeper.leases() {
-            let short = matches!(lease.terms.term, Term::Fixed(ttl) if ttl <= LONG_LEASE);
-            if short {
-                report.left += 1;
-                continue;
-            }
-            // `Lost` is what every one of them answers: that is what they were told above.
-            match lease.release(lease.hold().tokens().first()).await {
+        let is_short =
+            |lease: &Arc<Lease>| matches!(lease.terms.term, Term::Fixed(ttl) if ttl <= LONG_LEASE);
+        let (short, rest): (Vec<_>, Vec<_>) = keeper.leases().into_iter().partition(is_short);
+        report.left += short.len();
+        let releases = rest.iter().map(|lease| lease.release(lease.hold().tokens().first()));
+        for (lease, released) in rest.iter().zip(join_all(releases).await) {
+            match released {
+                // `Lost` is what every one of them answers: that is what they were told above.
                 Ok(()) | Err(Error::Lost { .. }) => report.released += 1,
                 Err(error) => {
                     tracing::warn!(name = %lease.terms.name, %error, "not released at shutdown");
@@ -273,6 +274,33 @@ impl Inner {
             }
         };
         self.while_open(granted).await
+    }
+
+    /// Several locks in one step, all or none; `None`: not all were to be had, or the store cannot do
+    /// that. Owners that enter again have to be asked one by one.
+    pub(crate) async fn acquire_all(
+        self: &Arc<Self>,
+        wanted: Vec<(Name, Kind, Options)>,
+    ) -> Result<Option<Vec<Guard>>> {
+        if wanted.iter().any(|(_, _, options)| options.owner.is_some()) {
+            return Ok(None);
+        }
+        let mut requests = Vec::with_capacity(wanted.len());
+        for (name, kind, options) in &wanted {
+            let (name, owner) = (name.clone(), self.identity.owner());
+            let (id, term) = (self.identity.request_id(), self.check(*kind, options)?);
+            let (kind, patience) = (*kind, Patience::TryOnce);
+            requests.push(Request { name, kind, owner, id, term, tokens: 1, patience });
+        }
+        let acquiring = Arc::clone(&self.backend).acquire_all(&requests);
+        let Some(holds) = self.while_open(acquiring).await? else { return Ok(None) };
+        let guards =
+            holds.into_iter().zip(requests).zip(wanted).map(|((hold, request), wanted)| {
+                let Request { name, kind, owner, term, .. } = request;
+                let terms = Terms { name, owner, kind, term, max_hold: wanted.2.max_hold };
+                Guard::alone(Direct::new(self.keeper.adopt(hold, terms)))
+            });
+        Ok(Some(guards.collect()))
     }
 
     /// Not shut down.

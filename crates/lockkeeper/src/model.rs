@@ -192,12 +192,12 @@ impl<P: Clone> State<P> {
     }
 
     /// Asks for the name. Idempotent: a repeated request finds its grant, which then lasts its full
-    /// time again, or its place, whose lease then starts again.
+    /// time again at least, or its place, whose lease then starts again.
     pub fn acquire(&mut self, ask: Ask<P>, world: &mut World<'_, P>) -> Answer {
         self.expire(world);
         let now = world.now;
         if let Some(mine) = self.holders.iter_mut().find(|holder| holder.id == ask.id) {
-            mine.expires = ask.ttl.map(|ttl| now + ttl);
+            mine.expires = mine.expires.max(ask.ttl.map(|ttl| now + ttl));
             return Answer::Granted { tokens: mine.tokens, expires: mine.expires };
         }
         if self.conflicting_family(ask.kind).is_some() || !self.may_take(&ask) {
@@ -211,7 +211,7 @@ impl<P: Clone> State<P> {
         }
         // Burying may have granted it to us: we were in the queue.
         if let Some(mine) = self.holders.iter_mut().find(|holder| holder.id == ask.id) {
-            mine.expires = ask.ttl.map(|ttl| now + ttl);
+            mine.expires = mine.expires.max(ask.ttl.map(|ttl| now + ttl));
             return Answer::Granted { tokens: mine.tokens, expires: mine.expires };
         }
         if self.may_take(&ask) {

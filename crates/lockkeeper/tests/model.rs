@@ -320,8 +320,8 @@ proptest! {
 }
 
 #[cfg(feature = "redis")]
-#[test]
-fn redis_does_as_the_model_says() {
+fn redis_agrees(dialect: lockkeeper::Dialect) {
+    use lockkeeper::RedisOptions;
     let runtime = runtime();
     let server = runtime.block_on(testkit::server::redis(&[]));
     let url = format!("redis://{}", server.address());
@@ -332,8 +332,22 @@ fn redis_does_as_the_model_says() {
         case.set(case.get() + 1);
         runtime.block_on(async {
             let prefix = format!("{}:", case.get());
-            let connected = lockkeeper::backend::redis::Redis::connect(&url, url.clone(), &prefix);
+            let options = RedisOptions { prefix, dialect, ..RedisOptions::default() };
+            let connected =
+                lockkeeper::backend::redis::Redis::connect(&url, url.clone(), &options);
             agree(connected.await.unwrap(), ops).await;
         });
     });
+}
+
+#[cfg(feature = "redis")]
+#[test]
+fn redis_does_as_the_model_says() {
+    redis_agrees(lockkeeper::Dialect::Redisson);
+}
+
+#[cfg(feature = "redis")]
+#[test]
+fn redis_plain_does_as_the_model_says() {
+    redis_agrees(lockkeeper::Dialect::Plain);
 }

@@ -8,31 +8,44 @@ use testkit::conformance::Harness;
 use testkit::server::{self, Server};
 
 /// A server of its own for each case.
-struct RedisHarness(Server, Server);
-
-impl RedisHarness {
-    async fn start() -> Self {
-        Self(server::redis(&[]).await, server::redis(&[]).await)
-    }
+struct RedisHarness {
+    here: Server,
+    elsewhere: Server,
+    options: &'static str,
 }
 
-async fn open(server: &Server) -> Locks {
-    Locks::connect(&format!("redis://{}", server.address())).await.unwrap()
+impl RedisHarness {
+    async fn start(options: &'static str) -> Self {
+        let (here, elsewhere) = (server::redis(&[]).await, server::redis(&[]).await);
+        Self { here, elsewhere, options }
+    }
+
+    fn at(&self, server: &Server) -> String {
+        format!("redis://{}{}", server.address(), self.options)
+    }
 }
 
 #[async_trait]
 impl Harness for RedisHarness {
     async fn locks(&self) -> Locks {
-        open(&self.0).await
+        Locks::connect(&self.at(&self.here)).await.unwrap()
     }
 
     async fn elsewhere(&self) -> Locks {
-        open(&self.1).await
+        Locks::connect(&self.at(&self.elsewhere)).await.unwrap()
     }
 
     fn url(&self) -> Option<String> {
-        Some(format!("redis://{}", self.0.address()))
+        Some(self.at(&self.here))
     }
 }
 
-testkit::conformance!(across_processes, RedisHarness::start().await);
+mod redisson {
+    use super::RedisHarness;
+    testkit::conformance!(across_processes, RedisHarness::start("").await);
+}
+
+mod plain {
+    use super::RedisHarness;
+    testkit::conformance!(across_processes, RedisHarness::start("?dialect=plain").await);
+}

@@ -246,8 +246,8 @@ async fn a_server_that_refuses_to_write_says_why() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_user_who_may_use_one_prefix_only_is_enough() {
     let server = server::redis(&[]).await;
-    let rights = "reset on >pw ~app:* ~lockkeeper:{app:* ~lockkeeper::app:* ~redisson_*{app:* ~{app:* \
-                  &lockkeeper_wake:* &redisson_*{app:* \
+    let rights = "reset on >pw ~app:* ~lockkeeper*:{app:* ~lockkeeper*::app:* ~redisson_*{app:* ~{app:* \
+                  resetchannels &lockkeeper_wake:* &redisson_*{app:* \
                   +@connection +@scripting +@pubsub +@read +@write +time -@dangerous +info";
     let mut words = vec!["ACL", "SETUSER", "app"];
     words.extend(rights.split_whitespace());

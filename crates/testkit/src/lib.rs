@@ -6,6 +6,7 @@
 //! | [`taker`] | another process that takes locks, to be killed and stopped |
 //! | [`peer`] | lock libraries of other languages, to share locks with |
 //! | [`server`] | real servers as child processes |
+//! | [`authority`] | certificates for servers and clients |
 //! | [`proxy`] | a TCP proxy that cuts, freezes and delays |
 //! | [`faulty`] | a backend whose renewals and releases fail on command |
 //! | [`register`] | the independent judge: refuses a token that comes too late |
@@ -19,6 +20,7 @@
 //! tight lower bounds. A test that fails now and then has found a bug, here or in the library.
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test, with its place")]
 
+pub mod authority;
 pub mod checker;
 pub mod conformance;
 pub mod faulty;
@@ -27,6 +29,7 @@ pub mod peer;
 pub mod proxy;
 pub mod random;
 pub mod register;
+pub mod relay;
 pub mod server;
 mod signal;
 pub mod taker;

@@ -16,6 +16,7 @@ use std::time::Duration;
 use lockkeeper::clock::Instant;
 use tempfile::TempDir;
 
+use crate::authority::Authority;
 use crate::random::Random;
 use crate::signal;
 
@@ -105,8 +106,25 @@ impl Recipe {
 
 /// A Redis server that keeps nothing on disk, with these arguments besides.
 pub async fn redis(arguments: &[&str]) -> Server {
-    let usual = ["--port", "{port}", "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"];
-    Recipe::new("redis-server", "redis-server").args(usual).args(arguments.to_vec()).start().await
+    redis_recipe().args(["--port", "{port}"]).args(arguments.to_vec()).start().await
+}
+
+/// The same with TLS on its only port, and a certificate that is good for `host`. With `clients`, it
+/// wants a certificate of the same authority from them.
+pub async fn redis_with_tls(authority: &Authority, host: &str, clients: bool) -> Server {
+    let (cert, key) = authority.sign(host);
+    let files = [("cert", &cert), ("key", &key), ("ca-cert", &authority.ca())]
+        .map(|(file, path)| [format!("--tls-{file}-file"), path.display().to_string()]);
+    let clients = if clients { "yes" } else { "no" };
+    let recipe = redis_recipe().args(["--port", "0", "--tls-port", "{port}"]);
+    recipe.args(files.concat()).args(["--tls-auth-clients", clients]).start().await
+}
+
+/// `$LOCKKEEPER_TEST_REDIS` names another program: an older Redis, or Valkey.
+fn redis_recipe() -> Recipe {
+    let program = std::env::var_os("LOCKKEEPER_TEST_REDIS").unwrap_or("redis-server".into());
+    let usual = ["--bind", "127.0.0.1", "--save", "", "--appendonly", "no"];
+    Recipe::new(program, "redis-server").args(usual)
 }
 
 /// A port for a server, reserved against all other tests of this machine for as long as it is kept.

@@ -85,7 +85,7 @@ impl Taker {
         // Not by its path: another user may not be allowed into the folders that lead there.
         let mut command = Command::new("/proc/self/exe");
         command
-            .args(["--exact", "taker_main", "--nocapture", "--test-threads=1"])
+            .args(["taker_main", "--nocapture", "--test-threads=1"])
             .env(VARIABLE, url)
             .env_remove("RUST_TEST_THREADS")
             .stdin(Stdio::piped())

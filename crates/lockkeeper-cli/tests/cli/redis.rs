@@ -2,6 +2,7 @@
 
 use std::process::Command;
 
+use testkit::authority::Authority;
 use testkit::server::{self, Server};
 use tokio::runtime::Runtime;
 
@@ -53,4 +54,26 @@ fn the_password_reaches_neither_the_command_nor_a_message() {
     let (code, _, err) = lockkeeper(&wrong, &["run", "x", "true"]);
     assert_eq!(code, 69, "{err}");
     assert!(!err.contains("wr0ng"), "{err}");
+}
+
+#[test]
+fn a_command_runs_under_a_lock_at_a_server_with_tls() {
+    let authority = Authority::new("ca");
+    let runtime = Runtime::new().expect("a runtime");
+    let server = runtime.block_on(server::redis_with_tls(&authority, "127.0.0.1", false));
+    let url = format!("rediss://default:s3cret@{}", server.address());
+    let trusting = format!("{url}?ca={}", authority.ca().display());
+    let script = format!("echo $LOCKKEEPER_URL; {BINARY} run -n x true");
+    let (code, out, err) = lockkeeper(&trusting, &["run", "-v", "x", "sh", "-c", &script]);
+    assert_eq!(code, 75, "the inner one is refused, by the URL that it was given: {err}");
+    assert_eq!(out.trim(), trusting.replace(":s3cret", ""), "{err}");
+    assert!(!err.contains("s3cret"), "{err}");
+    let (code, _, err) = lockkeeper(&url, &["run", "x", "true"]);
+    assert_eq!(code, 69, "{err}");
+    assert!(err.contains("name its CA by ca="), "{err}");
+    assert!(!err.contains("s3cret"), "{err}");
+    let mut trusts = Command::new(BINARY);
+    trusts.args(["--url", &url, "run", "x", "true"]).env("SSL_CERT_FILE", authority.ca());
+    let output = trusts.output().expect("starts");
+    assert!(output.status.success(), "one of the system's CAs: {output:?}");
 }

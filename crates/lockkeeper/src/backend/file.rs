@@ -200,7 +200,7 @@ impl Backend for File {
                     // In one step from waiter to holder. What was said to the waiter meanwhile may
                     // have been that the hold is gone already.
                     self.peers.requests.hold(request.id, &hold);
-                    if news.notified().now_or_never().is_some() {
+                    if news.heard().now_or_never().is_some() {
                         let hold = Arc::clone(&hold);
                         self.peers.requests.check(hold);
                     }
@@ -220,7 +220,7 @@ impl Backend for File {
                     return Err(Error::WrongKind { name, used_as, asked });
                 }
             }
-            if !pause(request.patience, next, news.notified()).await {
+            if !pause(request.patience, next, news.heard()).await {
                 return Ok(None);
             }
         }
@@ -307,7 +307,7 @@ impl Latches for File {
                 return Ok(true);
             }
             // Nothing but the count-down opens it: the slow re-check of `pause` is enough.
-            if !pause(patience, None, news.notified()).await {
+            if !pause(patience, None, news.heard()).await {
                 return Ok(false);
             }
         }

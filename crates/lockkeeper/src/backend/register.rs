@@ -21,8 +21,28 @@ pub(super) trait Check: Send + Sync + 'static {
 }
 
 enum Interested {
-    Waiter(Arc<Notify>),
+    Waiter(Arc<News>),
     Holder(Weak<dyn Check>),
+}
+
+/// What a request that waits hears.
+#[derive(Default)]
+pub(super) struct News {
+    bell: Notify,
+    word: Mutex<Option<String>>,
+}
+
+impl News {
+    /// Waits for the next piece of news. Cancel safe.
+    pub(super) async fn heard(&self) {
+        self.bell.notified().await;
+    }
+
+    /// The last word that was said, once.
+    #[cfg(feature = "redis")]
+    pub(super) fn word(&self) -> Option<String> {
+        self.word.lock().take()
+    }
 }
 
 pub(super) struct Register {
@@ -41,8 +61,8 @@ impl Register {
     }
 
     /// A request that wants to be woken up.
-    pub(super) fn expect(&self, id: RequestId) -> Arc<Notify> {
-        let news = Arc::new(Notify::new());
+    pub(super) fn expect(&self, id: RequestId) -> Arc<News> {
+        let news = Arc::<News>::default();
         self.requests.lock().insert(id, Interested::Waiter(Arc::clone(&news)));
         news
     }
@@ -57,10 +77,14 @@ impl Register {
         self.requests.lock().remove(&id);
     }
 
-    /// Something happened to a request.
-    pub(super) fn hear(&self, id: RequestId) {
+    /// Something happened to a request; where the store says what, in a word. A later word takes the
+    /// place of an earlier one.
+    pub(super) fn hear(&self, id: RequestId, word: Option<&str>) {
         let hold = match self.requests.lock().get(&id) {
-            Some(Interested::Waiter(news)) => return news.notify_one(),
+            Some(Interested::Waiter(news)) => {
+                *news.word.lock() = word.map(str::to_owned);
+                return news.bell.notify_one();
+            }
             Some(Interested::Holder(hold)) => hold.upgrade(),
             None => None,
         };
@@ -79,12 +103,13 @@ impl Register {
     pub(super) fn wake_all(&self) {
         for interested in self.requests.lock().values() {
             if let Interested::Waiter(news) = interested {
-                news.notify_one();
+                news.bell.notify_one();
             }
         }
     }
 
     /// Messages were missed: whoever waits asks again, and every hold looks whether it is still ours.
+    #[cfg(feature = "redis")]
     pub(super) fn missed(&self) {
         self.wake_all();
         let holds: Vec<_> = self

@@ -6,7 +6,8 @@ use super::target::Target;
 use crate::backend::{Latches, Patience};
 use crate::clock::Instant;
 use crate::error::{Error, Result};
-use crate::locks::Locks;
+use crate::locks::{Locks, OVERTIME};
+use crate::wait::until;
 
 /// A latch that nobody counts down goes away after this time.
 const TTL: Duration = Duration::from_hours(24);
@@ -99,6 +100,12 @@ impl Latch {
     async fn wait_with(&self, patience: Patience) -> Result<bool> {
         let id = self.target.inner.identity.request_id();
         let waiting = self.latches()?.wait(self.target.name()?, id, patience);
-        self.target.inner.while_open(waiting).await
+        let waiting = self.target.inner.while_open(waiting);
+        // The backend keeps the deadline; if it cannot, because nobody answers, we do.
+        let bound = match patience {
+            Patience::Until(at) => Patience::Until(at + OVERTIME),
+            patience => patience,
+        };
+        until(bound, waiting).await.unwrap_or(Ok(false))
     }
 }

@@ -3,24 +3,28 @@
 use std::fmt;
 use std::future::{Future, poll_fn};
 use std::pin::pin;
+use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
-use futures_util::future::select_all;
+use futures_util::future::{join_all, select_all};
 
 use super::mutex::Mutex;
+use crate::backend::Patience;
 use crate::clock::Instant;
 use crate::error::{Error, Result};
 use crate::guard::Guard;
 use crate::loss::Cause;
 use crate::name::Name;
 use crate::token::Token;
+use crate::wait::until;
 
 /// Several mutexes taken as one, all or none; members may be at different stores.
 ///
-/// Members are taken one after the other in an order that is the same for everybody (store, then
-/// name), so two multi-locks cannot wait for each other in a circle. A member named twice counts
-/// once. One deadline holds for the whole.
+/// Where all members are free at one store that can do it (`redis:`), they are taken in one atomic step
+/// and one round trip. Otherwise one after the other in an order that is the same for everybody
+/// (store, then name), so two multi-locks cannot wait for each other in a circle. A member named
+/// twice counts once. One deadline holds for the whole.
 ///
 /// ```
 /// # use lockkeeper::{Locks, Result};
@@ -59,8 +63,12 @@ impl Multi {
     ///
     /// As for [`lock`](Self::lock).
     pub async fn try_lock(&self) -> Result<Option<MultiGuard>> {
-        let mut guards = Vec::with_capacity(self.members.len());
-        for member in self.sorted()? {
+        let members = self.sorted()?;
+        if let Some(guards) = Self::at_once(&members).await? {
+            return Ok(Some(MultiGuard { guards }));
+        }
+        let mut guards = Vec::with_capacity(members.len());
+        for member in members {
             match member.try_lock().await? {
                 Some(guard) => guards.push(guard),
                 None => return Ok(None),
@@ -82,14 +90,31 @@ impl Multi {
     /// Takes the members in order. What was taken is released when a later one fails: its guard is
     /// dropped here.
     async fn take(&self, deadline: Option<Instant>) -> Result<MultiGuard> {
-        let mut guards = Vec::with_capacity(self.members.len());
-        for member in self.sorted()? {
+        let members = self.sorted()?;
+        let patience = deadline.map_or(Patience::Forever, Patience::Until);
+        if let Some(guards) = until(patience, Self::at_once(&members)).await.transpose()?.flatten()
+        {
+            return Ok(MultiGuard { guards });
+        }
+        let mut guards = Vec::with_capacity(members.len());
+        for member in members {
             guards.push(match deadline {
                 None => member.lock().await?,
                 Some(at) => member.lock_timeout(at.since(Instant::now())).await?,
             });
         }
         Ok(MultiGuard { guards })
+    }
+
+    /// All of them in one step, if they are at one store that can do that and has them free.
+    async fn at_once(members: &[&Mutex]) -> Result<Option<Vec<Guard>>> {
+        let Some(first) = members.first() else { return Ok(None) };
+        let same = |member: &&Mutex| Arc::ptr_eq(first.inner(), member.inner());
+        if members.len() < 2 || !members.iter().all(same) {
+            return Ok(None);
+        }
+        let wanted: Result<Vec<_>> = members.iter().map(|member| member.wanted()).collect();
+        first.inner().acquire_all(wanted?).await
     }
 
     fn sorted(&self) -> Result<Vec<&Mutex>> {
@@ -181,10 +206,8 @@ impl MultiGuard {
     ///
     /// The error of the one that failed, or [`Error::Multi`] with all of them.
     pub async fn release(self) -> Result<()> {
-        let mut errors = Vec::new();
-        for guard in self.guards.into_iter().rev() {
-            errors.extend(guard.release().await.err());
-        }
+        let released = join_all(self.guards.into_iter().rev().map(Guard::release)).await;
+        let mut errors: Vec<Error> = released.into_iter().filter_map(Result::err).collect();
         match errors.len() {
             0 => Ok(()),
             1 => Err(errors.remove(0)),

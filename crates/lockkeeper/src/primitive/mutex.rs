@@ -1,12 +1,13 @@
 //! One holder at a time.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::target::Target;
 use crate::backend::Kind;
 use crate::error::Result;
 use crate::guard::Guard;
-use crate::locks::Locks;
+use crate::locks::{Inner, Locks, Options};
 use crate::name::Name;
 
 /// A mutex at a store: one holder at a time, over all processes that use the store.
@@ -62,6 +63,15 @@ impl Mutex {
     /// Where multi-locks sort it: first by store, then by name.
     pub(crate) fn rank(&self) -> Result<(String, Name)> {
         Ok((self.target.inner.backend.place().to_owned(), self.name()?.clone()))
+    }
+
+    pub(crate) fn inner(&self) -> &Arc<Inner> {
+        &self.target.inner
+    }
+
+    /// What is asked for when it is taken together with others.
+    pub(crate) fn wanted(&self) -> Result<(Name, Kind, Options)> {
+        Ok((self.name()?.clone(), self.kind, self.target.options.clone()))
     }
 
     /// Waits until the lock is granted.

@@ -18,7 +18,7 @@ const PAUSE: (Duration, Duration) = (Duration::from_millis(1), Duration::from_mi
 pub(crate) struct Target {
     pub(crate) inner: Arc<Inner>,
     name: Result<Name, Invalid>,
-    options: Options,
+    pub(crate) options: Options,
     cohort: OnceLock<Arc<Cohort>>,
 }
 

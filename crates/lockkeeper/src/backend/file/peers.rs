@@ -82,7 +82,7 @@ impl Peers {
         let listener = self.requests.runtime().spawn(async move {
             while let Ok(messages) = listen(&fifo).await {
                 let Some(us) = us.upgrade() else { return };
-                messages.into_iter().for_each(|id| us.requests.hear(id));
+                messages.into_iter().for_each(|id| us.requests.hear(id, None));
             }
         });
         // Called once, by whoever opens the directory.
@@ -102,7 +102,7 @@ impl Peers {
     /// Tells a process that something happened to a request of its.
     pub(super) fn tell(&self, peer: PeerId, id: RequestId) {
         if peer == self.me {
-            return self.requests.hear(id);
+            return self.requests.hear(id, None);
         }
         if let Some(Ok(mut fifo)) = self.directory.knock(peer) {
             // Full: it has news enough to look up. Gone: nobody to tell. In both cases the re-check

@@ -1,38 +1,29 @@
 //! The one connection for commands: scripts, time-outs, and what errors mean.
 
-use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
 use redis::aio::{ConnectionManager, ConnectionManagerConfig};
-use redis::{Client, ErrorKind, FromRedisValue, RedisError, Script, ServerErrorKind};
+use redis::{
+    Client, Cmd, ErrorKind, FromRedisValue, RedisError, RedisWrite, Script, ServerErrorKind,
+};
 
-use super::layout::{Keys, WAKE};
+use super::layout::{KEYS, WAKE, is_lock_field, write_keys};
 use crate::error::{Error, Result};
 use crate::owner::RequestId;
 
 /// How long one command may take, and one attempt to connect.
 pub(super) const COMMAND_TIME: Duration = Duration::from_secs(1);
 
-macro_rules! script {
-    ($name:ident, $file:literal) => {
-        pub(super) static $name: LazyLock<Script> = LazyLock::new(|| {
-            Script::new(concat!(include_str!("lua/model.lua"), include_str!($file)))
-        });
-    };
-}
+const UNKNOWN_SCRIPT: ErrorKind = ErrorKind::Server(ServerErrorKind::NoScript);
 
-script!(ACQUIRE, "lua/acquire.lua");
-script!(RENEW, "lua/renew.lua");
-script!(CHECK, "lua/check.lua");
-script!(RELEASE, "lua/release.lua");
-script!(DOWNGRADE, "lua/downgrade.lua");
-script!(EVICT, "lua/evict.lua");
-script!(SHOW, "lua/show.lua");
-script!(LATCH_CLOSE, "lua/latch_close.lua");
-script!(LATCH_COUNT_DOWN, "lua/latch_count_down.lua");
-script!(LATCH_COUNT, "lua/latch_count.lua");
+/// A call of a script with so many keys, which follow.
+pub(super) fn evalsha(script: &Script, keys: usize) -> Cmd {
+    let mut command = Cmd::with_capacity(32, 1024);
+    command.arg("EVALSHA").arg(script.get_hash()).arg(keys);
+    command
+}
 
 /// A connection that comes back by itself, also when it has merely gone silent.
 pub(super) struct Commands {
@@ -45,7 +36,8 @@ pub(super) struct Commands {
 fn config() -> ConnectionManagerConfig {
     ConnectionManagerConfig::new()
         .set_connection_timeout(Some(COMMAND_TIME))
-        .set_response_timeout(Some(COMMAND_TIME))
+        // Every command has ours, which counts reconnecting as well.
+        .set_response_timeout(None)
         .set_number_of_retries(1)
         .set_max_delay(Duration::from_millis(100))
 }
@@ -76,54 +68,54 @@ impl Commands {
         }
     }
 
-    /// Runs a script on one name. An error: it may have been carried out or not.
+    /// Runs a step on one lock. An error: it may have been carried out or not.
     pub(super) async fn run<T: FromRedisValue>(
         &self,
         script: &Script,
-        keys: &Keys,
+        lock: &str,
         id: RequestId,
         arguments: &[&str],
     ) -> Result<T> {
-        let mut invocation = script.prepare_invoke();
-        for key in &keys.0 {
-            invocation.key(key);
-        }
-        invocation.key(keys.given_up(id));
-        invocation.arg(id.to_string()).arg(WAKE);
-        for argument in arguments {
-            invocation.arg(*argument);
-        }
+        let mut step = evalsha(script, KEYS);
+        write_keys(&mut step, lock, id);
+        step.write_arg_fmt(id);
+        step.arg(WAKE).arg(arguments);
+        self.invoke(script, &step).await
+    }
+
+    /// Runs a script. An error: it may have been carried out or not.
+    pub(super) async fn invoke<T: FromRedisValue>(&self, script: &Script, step: &Cmd) -> Result<T> {
         let (mut connection, which) = self.connection();
-        let answer = invocation.invoke_async(&mut connection);
-        // The connection has its own time-out; this one counts reconnecting as well.
-        match tokio::time::timeout(2 * COMMAND_TIME, answer).await {
-            Ok(answer) => answer.map_err(|error| {
-                if error.is_timeout() {
-                    self.replace(which);
+        let answer = async {
+            match step.query_async(&mut connection).await {
+                Err(error) if error.kind() == UNKNOWN_SCRIPT => {
+                    script.load_async(&mut connection).await?;
+                    step.query_async(&mut connection).await
                 }
-                failed("a command", error)
-            }),
+                answer => answer,
+            }
+        };
+        match tokio::time::timeout(COMMAND_TIME, answer).await {
+            Ok(answer) => answer.map_err(|error| failed("a command", error)),
             Err(_elapsed) => {
                 self.replace(which);
-                let context = format!("no answer within {:?}", 2 * COMMAND_TIME);
+                let context = format!("no answer within {COMMAND_TIME:?}");
                 Err(Error::Unavailable { backend: "redis", context, source: None })
             }
         }
     }
 
-    /// Keys that match, found bit by bit.
-    pub(super) async fn scan(&self, pattern: &str) -> Result<Vec<String>> {
+    /// Keys of one type that match, found bit by bit.
+    pub(super) async fn scan(&self, pattern: &str, kind: &str) -> Result<Vec<String>> {
         let mut found = Vec::new();
         let mut cursor = 0_u64;
         loop {
-            let (mut connection, _) = self.connection();
             let mut scan = redis::cmd("SCAN");
             scan.arg(cursor).arg("MATCH").arg(pattern).arg("COUNT").arg(500);
-            let (next, keys): (u64, Vec<String>) = scan
-                .query_async(&mut connection)
-                .await
-                .map_err(|error| failed("listing", error))?;
-            found.extend(keys);
+            scan.arg("TYPE").arg(kind);
+            let (next, keys): (u64, Vec<Vec<u8>>) = self.query(&scan).await?;
+            // What is not text is no name of ours.
+            found.extend(keys.into_iter().filter_map(|key| String::from_utf8(key).ok()));
             if next == 0 {
                 found.sort();
                 found.dedup();
@@ -131,6 +123,34 @@ impl Commands {
             }
             cursor = next;
         }
+    }
+
+    /// Which of these hashes are locks: by the form of their fields.
+    pub(super) async fn only_locks(&self, keys: Vec<String>) -> Result<Vec<String>> {
+        let mut locks = Vec::new();
+        for part in keys.chunks(200) {
+            let mut first = redis::pipe();
+            for key in part {
+                first.cmd("HSCAN").arg(key).arg(0).arg("COUNT").arg(10);
+            }
+            let (mut connection, _) = self.connection();
+            let replies: Vec<(u64, Vec<Vec<u8>>)> = first
+                .query_async(&mut connection)
+                .await
+                .map_err(|error| failed("listing", error))?;
+            for (key, (_, fields)) in part.iter().zip(replies) {
+                let known = |field: &Vec<u8>| str::from_utf8(field).is_ok_and(is_lock_field);
+                if !fields.is_empty() && fields.iter().step_by(2).all(known) {
+                    locks.push(key.clone());
+                }
+            }
+        }
+        Ok(locks)
+    }
+
+    async fn query<T: FromRedisValue>(&self, command: &Cmd) -> Result<T> {
+        let (mut connection, _) = self.connection();
+        command.query_async(&mut connection).await.map_err(|error| failed("listing", error))
     }
 }
 
@@ -161,7 +181,7 @@ pub(super) fn failed(what: &str, error: RedisError) -> Error {
         ErrorKind::Server(ServerErrorKind::BusyLoading) => ": the server is still loading its data",
         ErrorKind::Server(ServerErrorKind::ReadOnly) => ": a replica; connect to the master",
         ErrorKind::Server(ServerErrorKind::NoPerm) => {
-            ": the user may not do that; see the ACL in docs"
+            ": the user may not do that; see docs/OPERATIONS.md for the rights"
         }
         _ => match error.code() {
             Some("OOM") => ": the server is out of memory (maxmemory)",

@@ -2,14 +2,15 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use redis::Value;
 
-use super::commands::{CHECK, DOWNGRADE, RELEASE, RENEW};
-use super::layout::Keys;
-use super::{Server, millis};
+use super::Server;
+use super::answer::millis;
+use super::renewals;
 use crate::backend::register::Check;
 use crate::backend::{Hold, Release, Renewal};
 use crate::clock::Instant;
@@ -18,13 +19,20 @@ use crate::loss::{Cause, Loss};
 use crate::owner::RequestId;
 use crate::token::TokenBlock;
 
+/// Shorter leases are renewed at once, each on its own.
+const UNHURRIED: Duration = Duration::from_secs(1);
+
 pub(super) struct RedisHold {
     pub(super) server: Arc<Server>,
-    pub(super) keys: Keys,
+    pub(super) lock: Box<str>,
     pub(super) id: RequestId,
     pub(super) tokens: TokenBlock,
     pub(super) expires: Instant,
     pub(super) loss: Loss,
+    /// How many renewals were sent.
+    pub(super) renewals: AtomicU64,
+    /// A mutex, which can be renewed together with others.
+    pub(super) simple: bool,
     /// An earlier copy of the request may still arrive.
     pub(super) resent: bool,
 }
@@ -46,14 +54,15 @@ impl RedisHold {
 #[async_trait]
 impl Check for RedisHold {
     async fn check(&self) {
-        let mut answer = self.server.commands.run(&CHECK, &self.keys, self.id, &[]).await;
+        let ask = || self.server.run(&self.server.scripts.check, &self.lock, self.id, &[]);
+        let mut answer = ask().await;
         // A hold that is never renewed has nobody else to ask: not the first failure decides.
         for _ in 0..20 {
             if answer.is_ok() {
                 break;
             }
             tokio::time::sleep(super::RETRY).await;
-            answer = self.server.commands.run(&CHECK, &self.keys, self.id, &[]).await;
+            answer = ask().await;
         }
         match answer {
             Ok(answer) => {
@@ -83,15 +92,26 @@ impl Hold for RedisHold {
 
     async fn renew(self: Arc<Self>, ttl: Duration) -> Result<Renewal> {
         let sent = Instant::now();
-        let answer: Vec<Value> =
-            self.server.commands.run(&RENEW, &self.keys, self.id, &[&millis(ttl)]).await?;
+        let number = self.renewals.fetch_add(1, Ordering::Relaxed) + 1;
+        if self.simple
+            && ttl >= UNHURRIED
+            && renewals::renew(&self.server, &self.lock, self.id, (ttl, number)).await?
+        {
+            return Ok(Renewal::Held(Some(sent + ttl)));
+        }
+        let sent = Instant::now();
+        let renew = &self.server.scripts.renew;
+        let answer: Vec<Value> = self
+            .server
+            .run(renew, &self.lock, self.id, &[&millis(ttl), &number.to_string()])
+            .await?;
         let held = Renewal::Held(Some(sent + ttl));
         Ok(Self::cause(&answer).map_or(held, Renewal::Lost))
     }
 
     async fn downgrade(self: Arc<Self>) -> Result<Renewal> {
-        let answer: Vec<Value> =
-            self.server.commands.run(&DOWNGRADE, &self.keys, self.id, &[]).await?;
+        let downgrade = &self.server.scripts.downgrade;
+        let answer: Vec<Value> = self.server.run(downgrade, &self.lock, self.id, &[]).await?;
         Ok(Self::cause(&answer).map_or(Renewal::Held(Some(self.expires)), Renewal::Lost))
     }
 
@@ -105,7 +125,8 @@ impl Hold for RedisHold {
 
     async fn release(self: Arc<Self>) -> Result<Release> {
         let late: &[&str] = if self.resent { &[super::LATE] } else { &[] };
-        let held: u8 = self.server.commands.run(&RELEASE, &self.keys, self.id, late).await?;
+        let release = &self.server.scripts.release;
+        let held: u8 = self.server.run(release, &self.lock, self.id, late).await?;
         Ok(if held == 1 { Release::Released } else { Release::NotHeld })
     }
 }
@@ -119,7 +140,7 @@ impl Drop for RedisHold {
 impl fmt::Debug for RedisHold {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RedisHold")
-            .field("key", &self.keys.0[0])
+            .field("lock", &self.lock)
             .field("id", &self.id)
             .finish_non_exhaustive()
     }

@@ -4,27 +4,37 @@ use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use futures_util::StreamExt;
+use futures_util::future::Shared;
+use futures_util::{FutureExt, StreamExt};
 use parking_lot::Mutex;
 use redis::Client;
 use redis::aio::{PubSubSink, PubSubStream};
 use tokio::sync::{mpsc, oneshot};
 
 use super::commands::{COMMAND_TIME, failed};
-use super::layout::{WAKE, parse_id};
+use super::layout::{WAKE, parse_message};
 use crate::backend::register::Register;
 use crate::error::Result;
 
 /// First and longest pause between two attempts to connect.
 const RECONNECT: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
 
+/// A connection that says nothing for so long is asked whether it still lives.
+const SILENCE: Duration = Duration::from_secs(5);
+
 /// Who listens to what.
 pub(super) struct Listener {
     pub(super) requests: Register,
-    /// How many want each channel, besides our own.
-    wanted: Mutex<HashMap<String, usize>>,
+    /// Who wants which channel, besides our own.
+    wanted: Mutex<HashMap<String, Wanted>>,
     changes: mpsc::UnboundedSender<Change>,
     own: String,
+}
+
+/// How many want a channel, and the server's confirmation that it sends it.
+struct Wanted {
+    count: usize,
+    confirmed: Shared<oneshot::Receiver<()>>,
 }
 
 enum Change {
@@ -46,24 +56,24 @@ impl Listener {
 
     /// Listens to some channels until the value is dropped. Returns once the server has confirmed
     /// it, or has not within the time of a command: the regular re-check is the remedy then.
-    pub(super) async fn also(self: &Arc<Self>, channels: &[&str]) -> Listening {
-        let mut listening = Listening { listener: Arc::clone(self), channels: Vec::new() };
-        let mut confirmed = Vec::new();
-        for channel in channels {
-            listening.channels.push((*channel).to_owned());
-            let mut wanted = self.wanted.lock();
-            let count = wanted.entry((*channel).to_owned()).or_default();
-            *count += 1;
-            if *count == 1 {
-                let (done, confirmation) = oneshot::channel();
-                // Without the task there is nobody to listen, and the connection is gone for good.
-                let _ = self.changes.send(Change::Subscribe((*channel).to_owned(), done));
-                confirmed.push(confirmation);
-            }
-        }
+    pub(super) async fn also(self: &Arc<Self>, channels: Vec<String>) -> Listening {
+        let confirmed: Vec<_> = channels.iter().map(|channel| self.want(channel)).collect();
+        let listening = Listening { listener: Arc::clone(self), channels };
         let all = futures_util::future::join_all(confirmed);
         let _ = tokio::time::timeout(COMMAND_TIME, all).await;
         listening
+    }
+
+    fn want(&self, channel: &str) -> Shared<oneshot::Receiver<()>> {
+        let mut wanted = self.wanted.lock();
+        let wanted = wanted.entry(channel.to_owned()).or_insert_with(|| {
+            let (done, confirmed) = oneshot::channel();
+            // Without the task there is nobody to listen, and the connection is gone for good.
+            let _ = self.changes.send(Change::Subscribe(channel.to_owned(), done));
+            Wanted { count: 0, confirmed: confirmed.shared() }
+        });
+        wanted.count += 1;
+        wanted.confirmed.clone()
     }
 }
 
@@ -77,9 +87,9 @@ impl Drop for Listening {
     fn drop(&mut self) {
         let mut wanted = self.listener.wanted.lock();
         for channel in self.channels.drain(..) {
-            let Some(count) = wanted.get_mut(&channel) else { continue };
-            *count -= 1;
-            if *count == 0 {
+            let Some(others) = wanted.get_mut(&channel) else { continue };
+            others.count -= 1;
+            if others.count == 0 {
                 wanted.remove(&channel);
                 let _ = self.listener.changes.send(Change::Unsubscribe(channel));
             }
@@ -142,10 +152,20 @@ async fn take_in(
         tokio::select! {
             message = stream.next() => {
                 let (Some(message), Some(listener)) = (message, listener.upgrade()) else { return };
-                let id = message.get_payload::<String>().ok().and_then(|text| parse_id(&text));
-                match id.filter(|_| message.get_channel_name() == listener.own) {
-                    Some(id) => listener.requests.hear(id),
-                    None => listener.requests.wake_all(),
+                if message.get_channel_name() != listener.own {
+                    listener.requests.wake_all();
+                } else if let Ok(text) = message.get_payload::<String>()
+                    && let Some((id, word)) = parse_message(&text)
+                {
+                    listener.requests.hear(id, word);
+                }
+            }
+            () = tokio::time::sleep(SILENCE) => {
+                let Some(own) = listener.upgrade().map(|listener| listener.own.clone()) else { return };
+                // Again, which changes nothing and is confirmed.
+                let alive = tokio::time::timeout(COMMAND_TIME, sink.subscribe(own)).await;
+                if !alive.is_ok_and(|confirmed| confirmed.is_ok()) {
+                    return;
                 }
             }
             change = inbox.recv() => {

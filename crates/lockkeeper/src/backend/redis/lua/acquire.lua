@@ -1,60 +1,63 @@
 -- Asks for the name. Idempotent: a repeated request finds its grant, which then lasts its full time
--- again, or its place, whose lease then starts again.
--- ARGV: 3 owner  4 kind  5 permits  6 ttl in ms  7 tokens  8 waiter lease in ms, 0: no place
---       9 our client
--- Returns: {1, first token, tokens} granted | {0, ms until something expires, 1 if Redisson holds}
---          queued | {-1} busy | {-2} the owner reads already | {-3, family} in use as something else
+-- again, or its place, whose lease then starts again. ARGV as in acquire_alone.lua.
+-- Returns: {1, first token, tokens} granted | {0, ms until to ask again or -1, 1 if Redisson's clients
+--          have to do with it} queued | {-1} busy | {-2} the owner reads already
+--          | {-3, family} in use as something else
+local SOON = PLAIN and 50 or 200 -- when it is for others to move and they may not tell us, in ms
 local ask = {
   id = id, owner = ARGV[3], kind = ARGV[4], of = tonumber(ARGV[5]), ttl = tonumber(ARGV[6]),
-  tokens = tonumber(ARGV[7]), lease = tonumber(ARGV[8]), party = ARGV[9],
+  tokens = tonumber(ARGV[7]), lease = tonumber(ARGV[8]), party = ARGV[9], question = ARGV[10],
 }
 local fault = load()
 if fault then return fault end
-hand_over()
-if redis.call('EXISTS', KEYS[9]) == 1 then save() return { -1 } end
+if redis.call('EXISTS', late_key) == 1 then save() return { -1 } end
 local mine = find(state.h)
 if mine then
-  extend(mine, ask.ttl)
+  -- A copy that comes late must not shorten it.
+  if mine.exp < now + ask.ttl then extend(mine, ask.ttl) end
   save()
-  return { 1, mine.first, mine.tokens }
+  return { 1, tonumber(mine.first), mine.tokens }
 end
 if used_as == 'latch' or (used_as and not is_permit(ask.kind)) then
   save()
   return { -3, used_as }
 end
-for _, list in ipairs({ state.h, state.q, foreign }) do
+local head = waiter_from(0)
+for _, list in ipairs({ state.h, { head }, foreign }) do
   for _, item in ipairs(list) do
-    if is_permit(item.kind) ~= is_permit(ask.kind) then
+    if is_permit(item.kind) ~= is_permit(ask.kind) and not (PLAIN and list == foreign) then
       local used = family(item.kind)
       save()
       return { -3, used }
     end
   end
 end
-if not is_read(ask.kind) and not is_permit(ask.kind) then
-  for _, holder in ipairs(state.h) do
-    if is_read(holder.kind) and holder.owner == ask.owner then save() return { -2 } end
+local own = false
+for _, holder in ipairs(state.h) do
+  if holder.owner == ask.owner then
+    if is_read(ask.kind) then
+      own = true
+    elseif is_read(holder.kind) and not is_permit(ask.kind) then
+      save()
+      return { -2 }
+    end
   end
 end
-local own_write = false
-for _, holder in ipairs(state.h) do
-  if is_read(ask.kind) and holder.owner == ask.owner then own_write = true end
-end
-local first = #state.q == 0 or state.q[1].id == id
-if compatible(ask.kind, ask.owner, ask.of) and (first or own_write or ask.kind == 'read') then
-  local _, place = find(state.q)
-  if place then table.remove(state.q, place) end
+local first = not head or head.id == id
+local free = compatible(ask.kind, ask.owner, ask.of)
+if free and (first or own or ask.kind == 'read') and not yields(ask) then
+  leave(id, waiter(id) and ask.kind)
   local holder = grant(ask, ask.ttl)
   save()
-  return { 1, holder.first, holder.tokens }
+  return { 1, tonumber(holder.first), holder.tokens }
 end
 if ask.lease == 0 then save() return { -1 } end
-local waiter = find(state.q)
-if not waiter then
-  waiter = ask
-  state.q[#state.q + 1] = ask
-end
-waiter.exp = now + ask.lease
+stand(ask, ask.lease)
 save()
-local stranger = #foreign > 0 and 1 or 0
-return { 0, next_expiry(), stranger }
+local stranger = has_strangers()
+local next = -1
+if first then
+  next = next_expiry()
+  if stranger and (PLAIN or free) then next = next < 0 and SOON or math.min(next, SOON) end
+end
+return { 0, next, stranger and 1 or 0 }

@@ -1,24 +1,23 @@
--- Takes the name away from all holders, ours and Redisson's, and raises the token.
--- ARGV: 3 reason
+-- Takes the name away from its holders, ours and others', and raises the token. Whoever came after the
+-- one who asks has looked is left alone: the request may be late.
+-- ARGV: 3 reason  4 the last token that was seen
 -- Returns: {token, owner, owner, …}
 local fault = load()
 if fault then return fault end
 local reply = { redis.call('INCR', token_key) }
+local left = {}
 for _, holder in ipairs(state.h) do
-  reply[#reply + 1] = holder.owner
-  state.e[#state.e + 1] = { id = holder.id, reason = ARGV[3], exp = holder.exp }
-  remove(holder)
-  redis.call('PUBLISH', wake_prefix .. holder.party, holder.id)
-end
-for _, holder in ipairs(foreign) do
-  reply[#reply + 1] = holder.owner
-  if holder.member and redis.call('ZREM', permits_key, holder.member) == 1 then
-    redis.call('INCR', raw)
-    freed = 'permit'
+  if tonumber(holder.first) <= tonumber(ARGV[4]) then
+    reply[#reply + 1] = holder.owner
+    state.e[#state.e + 1] = { id = holder.id, reason = ARGV[3], exp = holder.exp }
+    hide(holder)
+    tell(holder.party, holder.id)
+  else
+    left[#left + 1] = holder
   end
-  freed = freed or (is_read(holder.kind) and 'read' or is_write(holder.kind) and 'write' or 'lock')
 end
-if #foreign > 0 and redis.call('TYPE', raw).ok == 'hash' then redis.call('DEL', raw) end
-state.h, foreign = {}, {}
+for _, holder in ipairs(foreign) do reply[#reply + 1] = holder.owner end
+clear_foreign()
+state.h, foreign = left, {}
 save()
 return reply

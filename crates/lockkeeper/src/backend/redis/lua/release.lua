@@ -6,13 +6,13 @@ if fault then return fault end
 local mine, at = find(state.h)
 if mine then
   table.remove(state.h, at)
-  remove(mine)
+  hide(mine)
 end
-local _, place = find(state.q)
-if place then table.remove(state.q, place) end
+local place = waiter(id)
+if place then leave(id, place.kind) end
 local _, gone = find(state.e)
 if gone then table.remove(state.e, gone) end
 -- The request itself may still be on its way, on a connection that was given up.
-if ARGV[3] then redis.call('SET', KEYS[9], 1, 'PX', ARGV[3]) end
+if ARGV[3] then redis.call('SET', late_key, 1, 'PX', ARGV[3]) end
 save()
 return mine and 1 or 0

@@ -1,0 +1,89 @@
+//! Renewals that are sent together: one command for up to a hundred locks.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use redis::RedisWrite;
+use tokio::sync::oneshot;
+
+use super::Server;
+use super::commands::evalsha;
+use super::layout::write_state_key;
+use crate::error::{Error, Result};
+use crate::owner::RequestId;
+
+/// How long a renewal waits for others to go with it. Leases are renewed long before they end.
+const GATHER: Duration = Duration::from_millis(10);
+/// So many go in one command, so that it does not hold up the server for others.
+const TOGETHER: usize = 100;
+
+/// Renewals that wait to be sent.
+#[derive(Default)]
+pub(super) struct Renewals {
+    waiting: Mutex<Vec<Due>>,
+}
+
+struct Due {
+    lock: Box<str>,
+    id: RequestId,
+    /// The time to live, and the number of the renewal.
+    what: (Duration, u64),
+    renewed: oneshot::Sender<Result<bool>>,
+}
+
+/// Renews a mutex together with others. `false`: not that simple, to be renewed on its own.
+pub(super) async fn renew(
+    server: &Arc<Server>,
+    lock: &str,
+    id: RequestId,
+    what: (Duration, u64),
+) -> Result<bool> {
+    let (renewed, answer) = oneshot::channel();
+    let first = {
+        let mut waiting = server.renewals.waiting.lock();
+        waiting.push(Due { lock: lock.into(), id, what, renewed });
+        waiting.len() == 1
+    };
+    if first {
+        let server = Arc::clone(server);
+        // Not in the caller's runtime, which may end before it is sent.
+        server.listener.requests.runtime().clone().spawn(async move {
+            tokio::time::sleep(GATHER).await;
+            let mut due = std::mem::take(&mut *server.renewals.waiting.lock());
+            while !due.is_empty() {
+                let rest = due.split_off(due.len().min(TOGETHER));
+                send(&server, due).await;
+                due = rest;
+            }
+        });
+    }
+    answer.await.unwrap_or(Err(Error::ShutDown))
+}
+
+async fn send(server: &Server, due: Vec<Due>) {
+    let script = &server.scripts.renew_many;
+    let mut command = evalsha(script, 2 * due.len());
+    for Due { lock, .. } in &due {
+        command.arg(&**lock);
+        write_state_key(&mut command, lock);
+    }
+    for Due { id, what: (ttl, number), .. } in &due {
+        command.write_arg_fmt(id);
+        command.write_arg_fmt(ttl.as_millis());
+        command.write_arg_fmt(number);
+    }
+    let answers: Result<Vec<u8>> = server.commands.invoke(script, &command).await;
+    for (at, due) in due.into_iter().enumerate() {
+        let answer = match &answers {
+            Ok(answers) => Ok(answers.get(at) == Some(&1)),
+            Err(error) => Err(Error::Unavailable {
+                backend: "redis",
+                context: format!("a renewal failed: {error}"),
+                source: None,
+            }),
+        };
+        // Whoever asked may have given up meanwhile.
+        let _ = due.renewed.send(answer);
+    }
+}

@@ -1,0 +1,68 @@
+//! The scripts of each dialect, put together from `lua`.
+
+use std::sync::LazyLock;
+
+use redis::Script;
+
+use crate::url::Dialect;
+
+macro_rules! lua {
+    ($file:literal) => {
+        include_str!(concat!("lua/", $file))
+    };
+}
+
+/// One script for each step.
+pub(super) struct Scripts {
+    pub(super) acquire: Script,
+    pub(super) acquire_all: Script,
+    pub(super) renew: Script,
+    pub(super) renew_many: Script,
+    pub(super) check: Script,
+    pub(super) release: Script,
+    pub(super) downgrade: Script,
+    pub(super) evict: Script,
+    pub(super) show: Script,
+    pub(super) latch_close: Script,
+    pub(super) latch_count_down: Script,
+    pub(super) latch_count: Script,
+}
+
+static REDISSON: LazyLock<Scripts> = LazyLock::new(|| Scripts::new(Dialect::Redisson));
+static PLAIN: LazyLock<Scripts> = LazyLock::new(|| Scripts::new(Dialect::Plain));
+
+impl Scripts {
+    pub(super) fn of(dialect: Dialect) -> &'static Self {
+        match dialect {
+            Dialect::Redisson => &REDISSON,
+            Dialect::Plain => &PLAIN,
+        }
+    }
+
+    fn new(dialect: Dialect) -> Self {
+        let (is_plain, outside) = match dialect {
+            Dialect::Redisson => ("local PLAIN = false\n", lua!("redisson.lua")),
+            Dialect::Plain => ("local PLAIN = true\n", lua!("plain.lua")),
+        };
+        let short = |alone: &str| Script::new(&[is_plain, lua!("take.lua"), alone].concat());
+        let step = |alone: &str, step: &str| {
+            let before =
+                [is_plain, lua!("take.lua"), alone, lua!("head.lua"), outside, lua!("model.lua")];
+            Script::new(&[&before.concat(), step].concat())
+        };
+        Self {
+            acquire: step(lua!("acquire_alone.lua"), lua!("acquire.lua")),
+            acquire_all: short(lua!("acquire_all.lua")),
+            renew: step("", lua!("renew.lua")),
+            renew_many: short(lua!("renew_many.lua")),
+            check: step("", lua!("check.lua")),
+            release: step(lua!("release_alone.lua"), lua!("release.lua")),
+            downgrade: step("", lua!("downgrade.lua")),
+            evict: step("", lua!("evict.lua")),
+            show: step("", lua!("show.lua")),
+            latch_close: step("", lua!("latch_close.lua")),
+            latch_count_down: step("", lua!("latch_count_down.lua")),
+            latch_count: step("", lua!("latch_count.lua")),
+        }
+    }
+}
