@@ -27,7 +27,7 @@
 //! A name with braces of its own gets none added; our own keys then have a second colon.
 //!
 //! 1. A mutex that nobody else has to do with is taken, renewed and released the short way
-//!    (`take.lua`), without the model.
+//!    (`take.lua`), without the model: its field in the hash says everything, and there is no state.
 //! 2. A release hands the lock to the first in our queue in the same script, and tells that client:
 //!    one message for one hand-over, however many wait. The grant travels with the message, so no
 //!    question follows; it lasts for the waiter's own lease at first, counted from when that waiter
@@ -87,7 +87,7 @@ use redis::{FromRedisValue, RedisWrite, Script, Value};
 use self::answer::{Answer, Word, block, kind_words, millis, strange};
 use self::commands::{Commands, evalsha, may_pass};
 use self::hold::RedisHold;
-use self::layout::{SHORT_KEYS, lock_key, release_channels, write_short_keys};
+use self::layout::{SHORT_KEYS, field, lock_key, release_channels, write_short_keys};
 use self::listener::Listener;
 use self::renewals::Renewals;
 use self::scripts::Scripts;
@@ -163,19 +163,32 @@ impl Redis {
         Ok(Arc::new(Self { place, prefix, dialect, server }))
     }
 
+    /// What a mutex is called where others see it.
+    fn field(&self, request: &Request) -> Option<String> {
+        let is_mutex = matches!(request.kind, Kind::Mutex | Kind::FairMutex);
+        is_mutex.then(|| field(request, &self.server.client))
+    }
+
     fn lock(&self, name: &Name) -> String {
         lock_key(&self.prefix, name)
     }
 
     /// Asks for a lock, or asks again.
-    async fn ask(&self, lock: &str, request: &Request, question: u32) -> Result<Answer> {
+    async fn ask(
+        &self,
+        lock: &str,
+        request: &Request,
+        field: Option<&str>,
+        question: u32,
+    ) -> Result<Answer> {
         let (kind, of) = kind_words(request.kind);
+        let owner = request.owner.to_string();
         let lease = match request.patience {
             Patience::TryOnce => "0".to_owned(),
             _ => millis(WAITER_LEASE),
         };
         let words = [
-            &request.owner.to_string(),
+            field.unwrap_or(&owner),
             kind,
             &of.to_string(),
             &millis(request.term.ttl()),
@@ -194,6 +207,7 @@ impl Redis {
         &self,
         lock: &str,
         request: &Request,
+        field: Option<String>,
         tokens: TokenBlock,
         expires: Instant,
         resent: bool,
@@ -206,7 +220,7 @@ impl Redis {
             expires,
             loss: Loss::new(),
             renewals: AtomicU64::new(0),
-            simple: matches!(request.kind, Kind::Mutex | Kind::FairMutex),
+            field: field.map(Into::into),
             resent,
         });
         self.server.listener.requests.hold(request.id, &hold);
@@ -236,7 +250,7 @@ impl Drop for Parked<'_> {
         let (server, lock, id) = (Arc::clone(self.server), self.lock.to_owned(), self.id);
         let until = Instant::now() + self.ttl;
         requests.runtime().spawn(async move {
-            let undo = || server.run::<u8>(&server.scripts.release, &lock, id, &[LATE]);
+            let undo = || server.run::<u8>(&server.scripts.release, &lock, id, &["", LATE]);
             while let Err(error) = undo().await
                 && may_pass(&error)
                 && Instant::now() < until
@@ -293,6 +307,7 @@ impl Backend for Redis {
         let (server, id, ttl) = (&self.server, request.id, request.term.ttl());
         let requests = &server.listener.requests;
         let lock = self.lock(&request.name);
+        let field = self.field(&request);
         let news = requests.expect(id);
         // From here on, before the first request is sent: dropping this future undoes it.
         let mut parked = Parked { server, lock: &lock, id, ttl, settled: false, holds: false };
@@ -309,7 +324,7 @@ impl Backend for Redis {
             let sent = Instant::now();
             let mut in_queue = false;
             question += 1;
-            let next = match self.ask(&lock, &request, question).await {
+            let next = match self.ask(&lock, &request, field.as_deref(), question).await {
                 Ok(Answer::Granted(tokens)) => break (tokens, sent + ttl),
                 Ok(Answer::Queued(_, true))
                     if listening.is_none() && self.dialect == Dialect::Redisson =>
@@ -355,7 +370,7 @@ impl Backend for Redis {
             }
         };
         (parked.settled, parked.holds) = (true, true);
-        let hold = self.hold(&lock, &request, tokens, expires, resent);
+        let hold = self.hold(&lock, &request, field, tokens, expires, resent);
         // What was said to the waiter meanwhile may have been that it is gone already.
         if news.heard().now_or_never().is_some() {
             requests.check(Arc::clone(&hold) as _);
@@ -367,10 +382,8 @@ impl Backend for Redis {
         self: Arc<Self>,
         requests: &[Request],
     ) -> Result<Option<Vec<Arc<dyn Hold>>>> {
-        let simple = |request: &Request| matches!(request.kind, Kind::Mutex | Kind::FairMutex);
-        if !requests.iter().all(simple) {
-            return Ok(None);
-        }
+        let fields: Option<Vec<_>> = requests.iter().map(|request| self.field(request)).collect();
+        let Some(fields) = fields else { return Ok(None) };
         let server = &self.server;
         let locks: Vec<String> = requests.iter().map(|request| self.lock(&request.name)).collect();
         let mut parked: Vec<Parked<'_>> = Vec::with_capacity(requests.len());
@@ -383,11 +396,8 @@ impl Backend for Redis {
             parked.push(Parked { server, lock, id, ttl, settled: false, holds: false });
             write_short_keys(&mut command, lock, id);
         }
-        command.arg(&server.client);
-        for request in requests {
-            command.write_arg_fmt(request.id);
-            command.write_arg_fmt(&request.owner);
-            command.arg(kind_words(request.kind).0);
+        for (request, field) in requests.iter().zip(&fields) {
+            command.arg(field);
             command.write_arg_fmt(request.term.ttl().as_millis());
             command.write_arg_fmt(request.tokens);
         }
@@ -406,10 +416,11 @@ impl Backend for Redis {
             .collect();
         let tokens = tokens.ok_or_else(|| strange(&[Value::Int(answer[0])]))?;
         let mut holds: Vec<Arc<dyn Hold>> = Vec::with_capacity(requests.len());
-        for (at, (request, lock)) in requests.iter().zip(&locks).enumerate() {
+        for (at, field) in fields.into_iter().enumerate() {
+            let (request, lock) = (&requests[at], &locks[at]);
             (parked[at].settled, parked[at].holds) = (true, true);
             let expires = sent + request.term.ttl();
-            let hold = self.hold(lock, request, tokens[at], expires, false);
+            let hold = self.hold(lock, request, Some(field), tokens[at], expires, false);
             if news[at].heard().now_or_never().is_some() {
                 server.listener.requests.check(Arc::clone(&hold) as _);
             }

@@ -22,8 +22,8 @@ const AT_ONCE: usize = 64;
 
 #[async_trait]
 impl Admin for Redis {
-    /// Ours by our own keys, which tell; those of Redisson alone by the form of the hash. Takes time
-    /// in proportion to the size of the database, in small steps.
+    /// What has a state of ours by that, mutexes and Redisson's own locks by their form. Takes time in
+    /// proportion to the size of the database, in small steps.
     async fn list(&self) -> Result<Vec<Status>> {
         let prefix = &self.prefix;
         let escaped = prefix.replace(['*', '?', '[', ']', '\\'], "?");
@@ -32,11 +32,12 @@ impl Admin for Redis {
             let keys = self.server.commands.scan(&pattern, "string").await?;
             names.extend(keys.iter().filter_map(|key| name_of_state(key, prefix)));
         }
-        if self.dialect == Dialect::Redisson {
-            let hashes = self.server.commands.scan(&format!("{escaped}*"), "hash").await?;
-            let locks = self.server.commands.only_locks(hashes).await?;
-            names.extend(locks.iter().filter_map(|key| key.strip_prefix(prefix)?.parse().ok()));
-        }
+        let (commands, all) = (&self.server.commands, format!("{escaped}*"));
+        let locks = match self.dialect {
+            Dialect::Redisson => commands.only_locks(commands.scan(&all, "hash").await?).await?,
+            Dialect::Plain => commands.only_ours(commands.scan(&all, "string").await?).await?,
+        };
+        names.extend(locks.iter().filter_map(|key| key.strip_prefix(prefix)?.parse().ok()));
         names.sort();
         names.dedup();
         let shown = futures_util::stream::iter(names)

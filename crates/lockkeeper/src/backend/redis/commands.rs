@@ -6,15 +6,19 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use redis::aio::{ConnectionManager, ConnectionManagerConfig};
 use redis::{
-    Client, Cmd, ErrorKind, FromRedisValue, RedisError, RedisWrite, Script, ServerErrorKind,
+    Client, Cmd, ErrorKind, FromRedisValue, Pipeline, RedisError, RedisWrite, Script,
+    ServerErrorKind,
 };
 
-use super::layout::{KEYS, WAKE, is_lock_field, write_keys};
+use super::layout::{KEYS, WAKE, is_lock_field, is_our_field, write_keys};
 use crate::error::{Error, Result};
 use crate::owner::RequestId;
 
 /// How long one command may take, and one attempt to connect.
 pub(super) const COMMAND_TIME: Duration = Duration::from_secs(1);
+
+/// No owner is so long that its field could be longer.
+const LONGEST_FIELD: usize = 1024;
 
 const UNKNOWN_SCRIPT: ErrorKind = ErrorKind::Server(ServerErrorKind::NoScript);
 
@@ -127,25 +131,48 @@ impl Commands {
 
     /// Which of these hashes are locks: by the form of their fields.
     pub(super) async fn only_locks(&self, keys: Vec<String>) -> Result<Vec<String>> {
-        let mut locks = Vec::new();
+        let look = |look: &mut Pipeline, key: &str| {
+            look.cmd("HSCAN").arg(key).arg(0).arg("COUNT").arg(10);
+        };
+        let is_lock = |(_, fields): &(u64, Vec<Vec<u8>>)| {
+            let known = |field: &Vec<u8>| str::from_utf8(field).is_ok_and(is_lock_field);
+            !fields.is_empty() && fields.iter().step_by(2).all(known)
+        };
+        self.only(keys, look, is_lock).await
+    }
+
+    /// Which of these strings are mutexes of ours: by the form of their value.
+    pub(super) async fn only_ours(&self, keys: Vec<String>) -> Result<Vec<String>> {
+        let look = |look: &mut Pipeline, key: &str| {
+            look.cmd("GETRANGE").arg(key).arg(0).arg(LONGEST_FIELD);
+        };
+        let is_ours = |value: &Vec<u8>| str::from_utf8(value).is_ok_and(is_our_field);
+        self.only(keys, look, is_ours).await
+    }
+
+    /// Which keys look like what is wanted. A few at a time.
+    async fn only<T: FromRedisValue>(
+        &self,
+        keys: Vec<String>,
+        look: impl Fn(&mut Pipeline, &str),
+        is_wanted: impl Fn(&T) -> bool,
+    ) -> Result<Vec<String>> {
+        let mut wanted = Vec::new();
         for part in keys.chunks(200) {
-            let mut first = redis::pipe();
-            for key in part {
-                first.cmd("HSCAN").arg(key).arg(0).arg("COUNT").arg(10);
-            }
+            let mut looks = redis::pipe();
+            part.iter().for_each(|key| look(&mut looks, key));
+            // One may have become something else meanwhile: then it is not what is wanted.
             let (mut connection, _) = self.connection();
-            let replies: Vec<(u64, Vec<Vec<u8>>)> = first
+            let replies: Vec<redis::RedisResult<T>> = looks
+                .ignore_errors()
                 .query_async(&mut connection)
                 .await
                 .map_err(|error| failed("listing", error))?;
-            for (key, (_, fields)) in part.iter().zip(replies) {
-                let known = |field: &Vec<u8>| str::from_utf8(field).is_ok_and(is_lock_field);
-                if !fields.is_empty() && fields.iter().step_by(2).all(known) {
-                    locks.push(key.clone());
-                }
-            }
+            let found =
+                part.iter().zip(&replies).filter(|(_, reply)| reply.as_ref().is_ok_and(&is_wanted));
+            wanted.extend(found.map(|(key, _)| key.clone()));
         }
-        Ok(locks)
+        Ok(wanted)
     }
 
     async fn query<T: FromRedisValue>(&self, command: &Cmd) -> Result<T> {

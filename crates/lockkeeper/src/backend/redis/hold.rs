@@ -31,8 +31,8 @@ pub(super) struct RedisHold {
     pub(super) loss: Loss,
     /// How many renewals were sent.
     pub(super) renewals: AtomicU64,
-    /// A mutex, which can be renewed together with others.
-    pub(super) simple: bool,
+    /// What a mutex is called where others see it: it can be renewed together with others.
+    pub(super) field: Option<Box<str>>,
     /// An earlier copy of the request may still arrive.
     pub(super) resent: bool,
 }
@@ -93,9 +93,9 @@ impl Hold for RedisHold {
     async fn renew(self: Arc<Self>, ttl: Duration) -> Result<Renewal> {
         let sent = Instant::now();
         let number = self.renewals.fetch_add(1, Ordering::Relaxed) + 1;
-        if self.simple
+        if let Some(field) = &self.field
             && ttl >= UNHURRIED
-            && renewals::renew(&self.server, &self.lock, self.id, (ttl, number)).await?
+            && renewals::renew(&self.server, &self.lock, field, ttl).await?
         {
             return Ok(Renewal::Held(Some(sent + ttl)));
         }
@@ -124,9 +124,10 @@ impl Hold for RedisHold {
     }
 
     async fn release(self: Arc<Self>) -> Result<Release> {
-        let late: &[&str] = if self.resent { &[super::LATE] } else { &[] };
+        let words = [self.field.as_deref().unwrap_or_default(), super::LATE];
+        let words = if self.resent { &words[..] } else { &words[..1] };
         let release = &self.server.scripts.release;
-        let held: u8 = self.server.run(release, &self.lock, self.id, late).await?;
+        let held: u8 = self.server.run(release, &self.lock, self.id, words).await?;
         Ok(if held == 1 { Release::Released } else { Release::NotHeld })
     }
 }

@@ -1,9 +1,11 @@
 //! Names of keys and channels: those of Redisson, byte for byte, and our own beside them.
 
 use std::fmt::Display;
+use std::time::SystemTime;
 
 use redis::RedisWrite;
 
+use crate::backend::Request;
 use crate::name::Name;
 use crate::owner::RequestId;
 
@@ -93,14 +95,37 @@ pub(super) fn parse_message(text: &str) -> Option<(RequestId, Option<&str>)> {
     Some((RequestId::from_bytes(id.to_be_bytes()), word))
 }
 
-/// Whether a field of a hash is one that Redisson's locks have.
+/// What a mutex of ours is called where others see it: it says everything about itself, as `take.lua`
+/// and `head.lua` know.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "only shown to whoever looks; nothing is decided by it"
+)]
+pub(super) fn field(request: &Request, party: &str) -> String {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    let Request { owner, id, term, tokens, .. } = request;
+    format!("{owner}#{id}#{party}#{}#{tokens}#{}", term.ttl().as_millis(), since.as_millis())
+}
+
+/// Whether a field or a value is one of those.
+pub(super) fn is_our_field(field: &str) -> bool {
+    let mut parts = field.rsplit('#');
+    let number = |part: Option<&str>| part.is_some_and(|part| part.parse::<u64>().is_ok());
+    let numbers = [parts.next(), parts.next(), parts.next()].into_iter().all(number);
+    let hex = |part: Option<&str>, length: usize| {
+        part.is_some_and(|part| part.len() == length && part.chars().all(|c| c.is_ascii_hexdigit()))
+    };
+    numbers && hex(parts.next(), 16) && hex(parts.next(), 32) && parts.next().is_some()
+}
+
+/// Whether a field of a hash is one that locks have, Redisson's or ours.
 pub(super) fn is_lock_field(field: &str) -> bool {
     let owner = field.strip_suffix(":write").unwrap_or(field);
     let is_owner = owner.split_once(':').is_some_and(|(client, thread)| {
         let uuid = client.len() == 36 && client.chars().all(|c| c.is_ascii_hexdigit() || c == '-');
         uuid && !thread.is_empty() && thread.chars().all(|c| c.is_ascii_digit())
     });
-    is_owner || field == "mode"
+    is_owner || field == "mode" || is_our_field(field)
 }
 
 #[cfg(test)]
@@ -186,10 +211,13 @@ mod tests {
     #[test]
     fn fields_of_locks_are_known() {
         let id = "8743c9c0-0795-4907-87fd-6c719a6b4586";
-        for field in [format!("{id}:1"), format!("{id}:77:write"), "mode".into()] {
+        let request = "0123456789abcdef0123456789abcdef";
+        let ours = format!("host#1:7#{request}#0123456789abcdef#30000#128#1763210000000");
+        for field in [format!("{id}:1"), format!("{id}:77:write"), "mode".into(), ours] {
             assert!(is_lock_field(&field), "{field}");
         }
-        for field in ["name", "a:1", ":1", id, &format!("{id}:x"), &format!("{id}:")] {
+        let half = format!("{request}#0123456789abcdef#30000#128#1");
+        for field in ["name", "a:1", ":1", id, &format!("{id}:x"), &format!("{id}:"), &half] {
             assert!(!is_lock_field(field), "{field}");
         }
     }

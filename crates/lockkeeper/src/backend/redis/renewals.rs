@@ -11,7 +11,6 @@ use super::Server;
 use super::commands::evalsha;
 use super::layout::write_state_key;
 use crate::error::{Error, Result};
-use crate::owner::RequestId;
 
 /// How long a renewal waits for others to go with it. Leases are renewed long before they end.
 const GATHER: Duration = Duration::from_millis(10);
@@ -26,9 +25,8 @@ pub(super) struct Renewals {
 
 struct Due {
     lock: Box<str>,
-    id: RequestId,
-    /// The time to live, and the number of the renewal.
-    what: (Duration, u64),
+    field: Box<str>,
+    ttl: Duration,
     renewed: oneshot::Sender<Result<bool>>,
 }
 
@@ -36,13 +34,13 @@ struct Due {
 pub(super) async fn renew(
     server: &Arc<Server>,
     lock: &str,
-    id: RequestId,
-    what: (Duration, u64),
+    field: &str,
+    ttl: Duration,
 ) -> Result<bool> {
     let (renewed, answer) = oneshot::channel();
     let first = {
         let mut waiting = server.renewals.waiting.lock();
-        waiting.push(Due { lock: lock.into(), id, what, renewed });
+        waiting.push(Due { lock: lock.into(), field: field.into(), ttl, renewed });
         waiting.len() == 1
     };
     if first {
@@ -68,10 +66,9 @@ async fn send(server: &Server, due: Vec<Due>) {
         command.arg(&**lock);
         write_state_key(&mut command, lock);
     }
-    for Due { id, what: (ttl, number), .. } in &due {
-        command.write_arg_fmt(id);
+    for Due { field, ttl, .. } in &due {
+        command.arg(&**field);
         command.write_arg_fmt(ttl.as_millis());
-        command.write_arg_fmt(number);
     }
     let answers: Result<Vec<u8>> = server.commands.invoke(script, &command).await;
     for (at, due) in due.into_iter().enumerate() {

@@ -4,8 +4,9 @@
 --          have to do with it} queued | {-1} busy | {-2} the owner reads already
 --          | {-3, family} in use as something else
 local SOON = PLAIN and 50 or 200 -- when it is for others to move and they may not tell us, in ms
+local owner = string.match(ARGV[3], '^(.*)#%x+#%x+#%d+#%d+#%d+$')
 local ask = {
-  id = id, owner = ARGV[3], kind = ARGV[4], of = tonumber(ARGV[5]), ttl = tonumber(ARGV[6]),
+  id = id, owner = owner or ARGV[3], field = owner and ARGV[3] or nil, kind = ARGV[4], of = tonumber(ARGV[5]), ttl = tonumber(ARGV[6]),
   tokens = tonumber(ARGV[7]), lease = tonumber(ARGV[8]), party = ARGV[9], question = ARGV[10],
 }
 local fault = load()

@@ -18,6 +18,7 @@ local function leave(of, kind)
   redis.call('ZREM', queue_key, of)
   redis.call('HDEL', waiters_key, of)
   if kind == 'read' then state.r = math.max(state.r - 1, 0) end
+  if is_read(kind) then state.s = math.max(state.s - 1, 0) end
   if kind == 'fair-mutex' then
     state.f = math.max(state.f - 1, 0)
     leave_fair(of)
@@ -32,6 +33,7 @@ local function stand(ask, lease)
   if new then
     state.w = state.w + 1
     if ask.kind == 'read' then state.r = state.r + 1 end
+    if is_read(ask.kind) then state.s = state.s + 1 end
     if ask.kind == 'fair-mutex' then state.f = state.f + 1 end
   end
   if ask.kind == 'fair-mutex' then enter_fair(ask, new) end
@@ -84,7 +86,7 @@ local function grant(ask, lease)
   end
   local holder = {
     id = ask.id, owner = ask.owner, kind = ask.kind, ttl = ask.ttl, of = ask.of, party = ask.party,
-    tokens = tokens, first = first, since = now, exp = now + lease,
+    tokens = tokens, first = first, since = now, exp = now + lease, field = ask.field,
   }
   state.h[#state.h + 1] = holder
   show_grant(holder)
@@ -111,8 +113,11 @@ local function hand_over()
       leave(next.id, next.kind)
       local lease = math.min(next.ttl, next.lease)
       local holder = grant(next, lease)
+      holder.waited = true
       local words = { 'grant', next.question, holder.first, holder.tokens, lease }
       tell(next.party, next.id, table.concat(words, ' '))
+      -- Only its owner's readers could still be served.
+      if not is_read(next.kind) and not is_permit(next.kind) and state.s == 0 then return end
     else
       place, passed = place + 1, true
     end
@@ -121,7 +126,7 @@ end
 
 -- Reads our state, finds out what became of it, and serves whoever can be served.
 local function load()
-  local stored = redis.call('GET', state_key)
+  stored = redis.call('GET', state_key)
   if stored then state = cjson.decode(stored) end
   local fault = look(redis.call('TYPE', raw).ok)
   if fault then return fault end
@@ -129,25 +134,24 @@ local function load()
   hand_over()
 end
 
--- Serves the queue, tells the others, and stores our state for as long as anything in it lasts.
+-- Serves the queue, tells the others, and stores our state for as long as anything in it lasts, if
+-- there is anything that others cannot see.
 local function save()
   hand_over()
   keep_alive()
   announce()
-  local last = 0
-  for _, list in ipairs({ state.h, state.e }) do
-    for _, item in ipairs(list) do last = math.max(last, item.exp) end
-  end
-  if redis.call('EXISTS', queue_key) == 1 then last = math.max(last, now + WAITER_LEASE) end
+  local last = redis.call('EXISTS', queue_key) == 1 and now + WAITER_LEASE or 0
+  for _, item in ipairs(state.e) do last = math.max(last, item.exp) end
   if state.made or state.latch then
     -- Longer than a waiter for the latch takes to look again: it tells Redisson's that it is gone.
     last = math.max(last, now + math.max(redis.call('PTTL', raw), 0) + 2 * WAITER_LEASE)
   end
-  if last == 0 then
-    redis.call('DEL', state_key)
-  else
-    redis.call('SET', state_key, cjson.encode(state), 'PX', last - now + 1000)
+  if last == 0 and (#state.h == 0 or is_simple(state.h[1])) then
+    if stored then redis.call('DEL', state_key) end
+    return
   end
+  for _, item in ipairs(state.h) do last = math.max(last, item.exp) end
+  redis.call('SET', state_key, cjson.encode(state), 'PX', last - now + 1000)
 end
 
 -- Whether the name is a closed latch, ours or one of Redisson's, which looks like a semaphore of which

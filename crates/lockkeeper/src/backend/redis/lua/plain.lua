@@ -28,6 +28,10 @@ local function look(type)
     return redis.error_reply('WRONGTYPE the key holds a ' .. type .. ', which is not a lock')
   end
   local value = redis.call('GET', raw)
+  if value and not stored then
+    state.h[1] = parse(value, redis.call('PTTL', raw))
+    state.v = state.h[1] and value
+  end
   local ours = value and value == state.v
   if state.latch and not ours then
     state.latch = nil -- it has opened, or its time is over
@@ -51,7 +55,7 @@ local function look(type)
 end
 
 local function show_grant(holder)
-  if #state.h == 1 then state.v = holder.id end
+  if #state.h == 1 then state.v = holder.field or holder.id end
 end
 
 local function show_longer() end

@@ -1,6 +1,6 @@
 -- Dialect redisson: what Redisson's clients see of a lock, and what they did to it.
 
-local braced = braces(raw)
+local braced = string.find(raw, '{', 1, true) and raw or '{' .. raw .. '}'
 local lock_channel = 'redisson_lock__channel:' .. braced
 local rw_channel = 'redisson_rwlock:' .. braced
 local semaphore_channel = 'redisson_sc:' .. braced
@@ -20,12 +20,14 @@ end
 
 local function field(holder)
   if is_write(holder.kind) then return holder.owner .. ':write' end
-  return holder.owner
+  return holder.field or holder.owner
 end
+
+local has_mode = false -- whether the hash is, or has become, one of a read-write lock
 
 -- What is left of the hash when somebody has left it.
 local function sweep()
-  local mode = redis.call('HGET', raw, 'mode')
+  local mode = has_mode and redis.call('HGET', raw, 'mode')
   if not mode then return end
   if redis.call('HLEN', raw) == 1 then
     redis.call('DEL', raw)
@@ -59,16 +61,18 @@ local function hide(holder)
     freed = 'permit'
     return
   end
-  -- Counted: an owner may read under its own mutex, in the same field.
+  if not is_read(holder.kind) then
+    redis.call('HDEL', raw, field(holder))
+    sweep()
+    freed = is_write(holder.kind) and 'write' or 'lock'
+    return
+  end
+  -- Counted: an owner may read more than once.
   local left = redis.call('HINCRBY', raw, field(holder), -1)
   if left <= 0 then redis.call('HDEL', raw, field(holder)) end
-  if is_read(holder.kind) then
-    redis.call('DEL', reader_key(holder.owner, left + 1))
-    if left > 0 then keep_reading(holder.owner) end
-    freed = freed or 'read'
-  else
-    freed = is_write(holder.kind) and 'write' or 'lock'
-  end
+  redis.call('DEL', reader_key(holder.owner, left + 1))
+  if left > 0 then keep_reading(holder.owner) end
+  freed = freed or 'read'
   sweep()
 end
 
@@ -81,9 +85,8 @@ local function reads(owner, count)
 end
 
 -- Holders that are not ours.
-local function find_foreign(fields)
+local function find_foreign(fields, left)
   for _, holder in ipairs(state.h) do fields[field(holder)] = nil end
-  local left = redis.call('PTTL', raw)
   if left < 0 then left = math.huge end -- somebody's lock without a TTL: held until it is evicted
   for name, count in pairs(fields) do
     if name ~= 'mode' then
@@ -137,10 +140,13 @@ local function look(type)
   if type ~= 'none' and type ~= 'hash' and type ~= 'string' then
     return redis.error_reply('WRONGTYPE the key holds a ' .. type .. ', which is not a lock')
   end
-  local fields = {}
+  local fields, left = {}, 0
   if type == 'hash' then
     local all = redis.call('HGETALL', raw)
     for at = 1, #all, 2 do fields[all[at]] = all[at + 1] end
+    has_mode = fields.mode ~= nil
+    left = redis.call('PTTL', raw)
+    for name in pairs(stored and {} or fields) do state.h[#state.h + 1] = parse(name, left) end
   end
   keep_ours(function(holder)
     if is_permit(holder.kind) then
@@ -154,7 +160,7 @@ local function look(type)
       fields[name] = redis.call('HGET', raw, name) or nil
     end
   end)
-  if type == 'hash' then find_foreign(fields) end
+  if type == 'hash' then find_foreign(fields, left) end
   if type == 'string' then
     find_permits()
     local unused = state.made and #state.h == 0 and #foreign == 0
@@ -192,12 +198,16 @@ local function show_grant(holder)
     redis.call('DECR', raw)
     redis.call('ZADD', permits_key, holder.exp, permit(holder))
   elseif is_read(holder.kind) then
+    has_mode = true
     redis.call('HSETNX', raw, 'mode', 'read')
     redis.call('HINCRBY', raw, holder.owner, 1)
     keep_reading(holder.owner)
   else
     redis.call('HINCRBY', raw, field(holder), 1)
-    if is_write(holder.kind) then redis.call('HSET', raw, 'mode', 'write') end
+    if is_write(holder.kind) then
+      has_mode = true
+      redis.call('HSET', raw, 'mode', 'write')
+    end
   end
 end
 
