@@ -12,8 +12,10 @@ const path = require("node:path");
 const readline = require("node:readline");
 const { createRequire } = require("node:module");
 
-// The packages are in target, with everything else that is built.
-const built = createRequire(path.join(__dirname, "target", "package.json"));
+// The packages are where everything is that interop/build makes.
+const { INTEROP_TARGET } = process.env;
+const target = INTEROP_TARGET ? path.join(INTEROP_TARGET, "node") : path.join(__dirname, "target");
+const built = createRequire(path.join(target, "package.json"));
 const Redis = built("ioredis");
 const { default: Redlock, ExecutionError, ResourceLockedError } = built("redlock");
 

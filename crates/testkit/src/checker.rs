@@ -55,6 +55,43 @@ pub fn at_most(events: &[Event], permits: usize) -> Verdict {
     Ok(())
 }
 
+/// Any number of readers, or one writer. A party that reads and writes takes part as two, which are
+/// told apart by `writes`, and may do both at once; `party` says who belongs together.
+///
+/// # Errors
+///
+/// The first violation.
+pub fn readers_or_one_writer(
+    events: &[Event],
+    writes: impl Fn(u32) -> bool,
+    party: impl Fn(u32) -> u32,
+) -> Verdict {
+    let mut holders: Vec<u32> = Vec::new();
+    for (at, event) in events.iter().enumerate() {
+        match (event.op, event.stage) {
+            (Op::Acquire, Stage::Ok(_)) => holders.push(event.who),
+            (Op::Release, Stage::Invoke) => {
+                let Some(place) = holders.iter().position(|who| *who == event.who) else {
+                    let what = format!("{} releases what it does not hold", event.who);
+                    return Err(Violation { at, what });
+                };
+                holders.remove(place);
+            }
+            _ => {}
+        }
+        for (place, writer) in holders.iter().enumerate().filter(|(_, who)| writes(**who)) {
+            let alone = holders.iter().enumerate().all(|(other, who)| {
+                let same = party(*who) == party(*writer);
+                other == place || (same && !writes(*who))
+            });
+            if !alone {
+                return Err(Violation { at, what: format!("{writer} writes among {holders:?}") });
+            }
+        }
+    }
+    Ok(())
+}
+
 /// Every grant has a larger token than all before it. Only for locks with one holder at a time: the
 /// grants of shared ones are not seen in the order in which they were made.
 ///
@@ -183,6 +220,22 @@ mod tests {
         assert_eq!(at_most(&three, 2).unwrap_err().at, 4);
         assert_eq!(at_most(&three, 3), Ok(()));
         assert!(at_most(&[has(1, 1)], 0).is_err());
+    }
+
+    #[test]
+    fn a_writer_in_company_is_seen() {
+        // Even: reads. Odd: writes. 0 and 1 are one party, 2 and 3 another.
+        let check =
+            |events: &[Event]| readers_or_one_writer(events, |who| who % 2 == 1, |who| who / 2);
+        let good =
+            [has(0, 1), has(2, 2), gives(0), gives(2), has(1, 3), has(0, 4), gives(1), has(2, 5)];
+        assert_eq!(check(&good), Ok(()));
+        assert_eq!(check(&[has(0, 1), has(3, 2)]).unwrap_err().at, 1);
+        assert_eq!(check(&[has(3, 1), has(0, 2)]).unwrap_err().at, 1);
+        assert_eq!(check(&[has(1, 1), has(3, 2)]).unwrap_err().at, 1);
+        assert_eq!(check(&[has(1, 1), has(1, 2)]).unwrap_err().at, 1, "twice");
+        assert_eq!(check(&[has(1, 1), has(0, 2), has(2, 3)]).unwrap_err().at, 2);
+        assert_eq!(check(&[has(1, 1), gives(0)]).unwrap_err().at, 1);
     }
 
     #[test]

@@ -5,8 +5,11 @@
 //! | [`mod@conformance`] | the one list of cases that every backend must pass |
 //! | [`taker`] | another process that takes locks, to be killed and stopped |
 //! | [`peer`] | lock libraries of other languages, to share locks with |
+//! | [`party`] | the same words for ours and for them |
+//! | [`crowd`], [`storm`] | random steps under the eyes of a referee, and all at once |
 //! | [`server`] | real servers as child processes |
 //! | [`authority`] | certificates for servers and clients |
+//! | [`resp`] | a Redis client of few lines, to look at a server and to meddle with it |
 //! | [`proxy`] | a TCP proxy that cuts, freezes and delays |
 //! | [`faulty`] | a backend whose renewals and releases fail on command |
 //! | [`register`] | the independent judge: refuses a token that comes too late |
@@ -23,14 +26,18 @@
 pub mod authority;
 pub mod checker;
 pub mod conformance;
+pub mod crowd;
 pub mod faulty;
 pub mod history;
+pub mod party;
 pub mod peer;
 pub mod proxy;
 pub mod random;
 pub mod register;
 pub mod relay;
+pub mod resp;
 pub mod server;
 mod signal;
+pub mod storm;
 pub mod taker;
 pub mod wait;

@@ -96,8 +96,8 @@ impl Peer {
     /// As [`Peer::java`].
     pub async fn redisson(which: Redisson, url: &str, watchdog: Option<Duration>) -> Self {
         let target = match which {
-            Redisson::Current => built("java/target"),
-            Redisson::Old => built("java/target/old"),
+            Redisson::Current => built("java"),
+            Redisson::Old => built("java-old"),
         };
         let classes = format!("{0}/classes:{0}/dependency/*", target.display());
         let mut command = Command::new("java");
@@ -114,7 +114,7 @@ impl Peer {
     ///
     /// As [`Peer::java`].
     pub async fn python(url: &str) -> Self {
-        let mut command = Command::new(built("python/target").join("venv/bin/python"));
+        let mut command = Command::new(built("python").join("venv/bin/python"));
         command.arg(interop().join("python/peer.py")).arg(url);
         Self::start(command).await
     }
@@ -125,7 +125,7 @@ impl Peer {
     ///
     /// As [`Peer::java`]; but servers may be down.
     pub async fn go<U: AsRef<str> + Sync>(urls: &[U]) -> Self {
-        let mut command = Command::new(built("go/target").join("peer"));
+        let mut command = Command::new(built("go").join("peer"));
         command.args(urls.iter().map(AsRef::as_ref));
         Self::start(command).await
     }
@@ -136,7 +136,7 @@ impl Peer {
     ///
     /// As [`Peer::java`]; but servers may be down.
     pub async fn node<U: AsRef<str> + Sync>(urls: &[U]) -> Self {
-        built("node/target");
+        built("node");
         let mut command = Command::new("node");
         command.arg(interop().join("node/peer.js")).args(urls.iter().map(AsRef::as_ref));
         Self::start(command).await
@@ -360,11 +360,20 @@ fn interop() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../interop")
 }
 
+/// Where the build puts a peer; `INTEROP_TARGET` is a folder for all of them.
+fn target(peer: &str) -> PathBuf {
+    match (std::env::var_os("INTEROP_TARGET").filter(|folder| !folder.is_empty()), peer) {
+        (Some(folder), peer) => Path::new(&folder).join(peer),
+        (None, "java-old") => interop().join("java/target/old"),
+        (None, peer) => interop().join(peer).join("target"),
+    }
+}
+
 /// The folder of a peer, if it is built.
-fn built(target: &str) -> PathBuf {
-    let folder = interop().join(target);
+fn built(peer: &str) -> PathBuf {
+    let folder = target(peer);
     // The build writes this mark last.
-    assert!(folder.join("built").exists(), "interop/{target} is not there: run interop/build");
+    assert!(folder.join("built").exists(), "{peer} is not built: run interop/build");
     folder
 }
 
@@ -382,7 +391,7 @@ mod tests {
     #[test]
     #[should_panic(expected = "run interop/build")]
     fn a_peer_that_is_not_built_fails_and_says_what_to_do() {
-        built("no/such/target");
+        built("no-such-peer");
     }
 
     #[tokio::test]

@@ -46,8 +46,10 @@ for _, holder in ipairs(state.h) do
 end
 local first = not head or head.id == id
 local free = compatible(ask.kind, ask.owner, ask.of)
-if free and (first or own or ask.kind == 'read') and not yields(ask) then
-  leave(id, waiter(id) and ask.kind)
+-- Whoever comes when nobody of ours waits need not leave anything to others, unless it is to be fair.
+local polite = head or ask.kind == 'fair-mutex'
+if free and (first or own or ask.kind == 'read') and not (polite and yields(ask)) then
+  if waiter(id) then leave(id, ask.kind) end
   local holder = grant(ask, ask.ttl)
   save()
   return { 1, tonumber(holder.first), holder.tokens }

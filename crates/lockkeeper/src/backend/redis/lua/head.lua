@@ -23,6 +23,7 @@ local stored       -- whether it was stored
 local foreign = {} -- holders that are not ours: { kind, owner, exp }
 local used_as      -- what a string under the name is: 'latch', 'semaphore'
 local freed        -- 'lock', 'read', 'write', 'permit' when a hold was let go
+local moved        -- whether somebody has left the queue
 
 local function is_read(kind) return kind == 'read' or kind == 'fair-read' end
 local function is_write(kind) return kind == 'write' or kind == 'fair-write' end

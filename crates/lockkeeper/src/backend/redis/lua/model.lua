@@ -15,6 +15,7 @@ end
 
 -- Takes a request out of the queue.
 local function leave(of, kind)
+  moved = true
   redis.call('ZREM', queue_key, of)
   redis.call('HDEL', waiters_key, of)
   if kind == 'read' then state.r = math.max(state.r - 1, 0) end
@@ -138,6 +139,9 @@ end
 -- there is anything that others cannot see.
 local function save()
   hand_over()
+  -- Only the first in line listens to others, or looks: whoever is that now, or has reason to, is told.
+  local head = (freed or moved) and #foreign > 0 and waiter_from(0)
+  if head then tell(head.party, head.id) end
   keep_alive()
   announce()
   local last = redis.call('EXISTS', queue_key) == 1 and now + WAITER_LEASE or 0

@@ -11,6 +11,15 @@ local FAIR_WAIT = 300000  -- what Redisson takes off every waiter's time-out whe
 -- The key that tells Redisson that a reader lives; same slot as the lock.
 local function reader_key(owner, count) return braced .. ':' .. owner .. ':rwlock_timeout:' .. count end
 
+-- Tells who waits for a read-write lock: 1 wakes all of a client's threads, but none that is just
+-- asking; 0 wakes one, now or when it waits next. A few more of these, because those whom the 1 has
+-- woken in vain may use one up.
+local function tell_readers_and_writers(message)
+  local heard = redis.call('PUBLISH', rw_channel, message)
+  for _ = 1, message == 1 and heard > 0 and 4 or 0 do redis.call('PUBLISH', rw_channel, 0) end
+  return heard
+end
+
 -- Permits go by 16 raw bytes.
 local function permit(holder)
   return (string.gsub(holder.id, '%x%x', function(digits)
@@ -161,6 +170,7 @@ local function look(type)
     end
   end)
   if type == 'hash' then find_foreign(fields, left) end
+  if #foreign > 0 then state.y = nil end -- they have used their chance
   if type == 'string' then
     find_permits()
     local unused = state.made and #state.h == 0 and #foreign == 0
@@ -225,7 +235,7 @@ local function show_downgrade(holder)
   redis.call('HSET', raw, 'mode', 'read')
   redis.call('HINCRBY', raw, holder.owner, 1)
   keep_reading(holder.owner)
-  redis.call('PUBLISH', rw_channel, 1)
+  tell_readers_and_writers(1)
 end
 
 local function clear_foreign()
@@ -297,7 +307,7 @@ local function strangers_wait()
     return redis.call('PUBLISH', semaphore_channel, redis.call('GET', raw) or 0) > 0
   end
   if freed == 'read' or freed == 'write' then
-    return redis.call('PUBLISH', rw_channel, freed == 'write' and 1 or 0) > 0
+    return tell_readers_and_writers(freed == 'write' and 1 or 0) > 0
   end
   return fair_stranger() ~= nil or redis.call('PUBLISH', lock_channel, 0) > 0
 end
@@ -306,16 +316,20 @@ end
 -- whoever is before it in the fair queue, the others every now and then.
 local function yields(waiter)
   if waiter.kind == 'fair-mutex' then return fair_stranger() ~= nil end
-  if (state.y or 0) > now then return true end
-  if not freed then return false end
-  if state.n < PASSES then
-    state.n = state.n + 1
-    return false
+  -- Beside other readers there is nothing to leave to anybody.
+  if #state.h + #foreign > 0 and not is_permit(waiter.kind) then return false end
+  if (state.y or 0) <= now then
+    if not freed then return false end
+    if state.n < PASSES then
+      state.n = state.n + 1
+      return false
+    end
+    state.n = 0
+    if not strangers_wait() then return false end
+    freed, state.y = nil, now + CHANCE
   end
-  state.n = 0
-  if not strangers_wait() then return false end
-  freed, state.y = nil, now + CHANCE
-  tell(waiter.party, waiter.id, 'later ' .. CHANCE)
+  -- Whoever is first then, which may not be the one who was told before.
+  tell(waiter.party, waiter.id, 'later ' .. state.y - now)
   return true
 end
 
@@ -326,8 +340,8 @@ local function announce()
     redis.call('PUBLISH', lock_channel, 0)
     if redis.call('EXISTS', fair_key) == 1 then fair_stranger() end
   end
-  if freed == 'write' then redis.call('PUBLISH', rw_channel, 1) end
-  if freed == 'read' and free then redis.call('PUBLISH', rw_channel, 0) end
+  if freed == 'write' then tell_readers_and_writers(1) end
+  if freed == 'read' and free then tell_readers_and_writers(0) end
   if freed == 'permit' then tell_permits() end
 end
 

@@ -6,8 +6,6 @@ import java.io.PrintStream;
 import java.nio.charset.StandardCharsets;
 import java.util.HashMap;
 import java.util.Map;
-import java.util.concurrent.ExecutorService;
-import java.util.concurrent.Executors;
 import org.redisson.Redisson;
 import org.redisson.api.RedissonClient;
 import org.redisson.config.Config;
@@ -39,7 +37,7 @@ public final class Peer {
         answer("0", "ok redisson " + version() + " " + redisson.getId());
 
         Commands commands = new Commands(redisson);
-        Map<String, ExecutorService> labels = new HashMap<>();
+        Map<String, Label> labels = new HashMap<>();
         BufferedReader in =
                 new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8));
         for (String line = in.readLine(); line != null; line = in.readLine()) {
@@ -53,19 +51,16 @@ public final class Peer {
                 answer(words[0], "ok");
                 Runtime.getRuntime().halt(0);
             } else {
-                labels.computeIfAbsent(words[1], Peer::thread).execute(() -> run(commands, words));
+                Label label = labels.computeIfAbsent(words[1], Label::new);
+                if (words[2].equals("blocked")) {
+                    answer(words[0], "ok " + label.isBlocked());
+                } else {
+                    label.execute(() -> run(commands, words));
+                }
             }
         }
         // Whoever drove us is gone: as a crash, so that no test is helped by a tidy end.
         Runtime.getRuntime().halt(KILLED);
-    }
-
-    private static ExecutorService thread(String label) {
-        return Executors.newSingleThreadExecutor(task -> {
-            Thread thread = new Thread(task, "label-" + label);
-            thread.setDaemon(true);
-            return thread;
-        });
     }
 
     private static void run(Commands commands, String[] words) {
