@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use lockkeeper::clock::Instant;
 use lockkeeper::{Cause, Error, Guard, Locks, Name};
-use testkit::proxy::Proxy;
+use testkit::proxy::{Proxy, Way};
 use testkit::relay::Relay;
 use testkit::server::{self, Server};
 use testkit::wait::{eventually, soon};
@@ -304,6 +304,70 @@ async fn a_count_down_whose_reply_is_lost_counts_once() {
     proxy.lose_next_reply();
     assert_eq!(locks.latch("l").count_down().await.unwrap(), 7);
     assert!(proxy.lost_a_reply());
+}
+
+/// Wherever a connection is cut, in the middle of a request or of a reply: nothing is stuck, nothing is
+/// held twice, and nothing is left behind.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_connection_may_be_cut_at_any_point() {
+    let server = server::redis(&[]).await;
+    let direct = connect(&server, "").await;
+    let proxy = Proxy::to(server.address()).await;
+    let url = format!("redis://{}", proxy.address());
+    let locks = Locks::connect(&url).await.unwrap().ttl(secs(2));
+    // A request has some 700 bytes, a reply some 20, and there are three of each.
+    let up = (0..2400).step_by(119).map(|bytes| (Way::Up, bytes));
+    let down = (0..70).step_by(7).map(|bytes| (Way::Down, bytes));
+    for (way, bytes) in up.chain(down) {
+        proxy.cut_after(way, bytes);
+        let taking = locks.mutex("x").fair();
+        let work = tokio::spawn(async move {
+            let guard = taking.lock().await?;
+            let renewed = guard.renew(secs(2)).await;
+            renewed.and(guard.release().await)
+        });
+        // Long enough for the cut, then the way is free again.
+        let cut = async || proxy.is_cut() || work.is_finished();
+        eventually("cut, or done before", cut).await;
+        proxy.pass();
+        // Done, or an outcome that is not known: never a hang.
+        let _ = soon("an end", work).await.unwrap();
+        let next = soon("free for others", direct.mutex("x").fair().lock()).await.unwrap();
+        next.release().await.unwrap();
+        let idle = async || {
+            let status = direct.admin().show(&x()).await.unwrap();
+            status.holders.is_empty() && status.waiters.is_empty()
+        };
+        eventually("nothing is left behind", idle).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_loads_its_data_is_waited_for() {
+    let slow = ["--enable-debug-command", "yes", "--key-load-delay", "300"];
+    let often = ["--loading-process-events-interval-bytes", "1024"];
+    let server = server::redis(&[&slow[..], &often[..]].concat()).await;
+    let locks = connect(&server, "").await;
+    // So that the script is known: it is forgotten by a restart, not by loading.
+    locks.mutex("x").lock().await.unwrap().release().await.unwrap();
+    raw::<()>(&server, "DEBUG POPULATE 5000 filler 10").await;
+    let client = redis::Client::open(format!("redis://{}", server.address())).unwrap();
+    let config = redis::AsyncConnectionConfig::new().set_response_timeout(None);
+    let mut operator = client.get_multiplexed_async_connection_with_config(&config).await.unwrap();
+    let reloading = tokio::spawn(async move {
+        redis::cmd("DEBUG").arg("RELOAD").query_async::<()>(&mut operator).await.unwrap();
+    });
+    let loading = async || {
+        let mut connection = client.get_multiplexed_async_connection().await.unwrap();
+        let answer =
+            redis::cmd("GET").arg("x").query_async::<Option<String>>(&mut connection).await;
+        answer.is_err_and(|error| error.code() == Some("LOADING")) || reloading.is_finished()
+    };
+    eventually("loading", loading).await;
+    assert!(!reloading.is_finished(), "it was too quick to be seen");
+    let guard = soon("waits for it", locks.mutex("x").lock()).await.unwrap();
+    guard.release().await.unwrap();
+    reloading.await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -142,6 +142,11 @@ impl Proxy {
         self.state.send_modify(|state| state.budget[way as usize] = Some(bytes));
     }
 
+    /// Whether everything has been cut.
+    pub fn is_cut(&self) -> bool {
+        self.state.borrow().link == Link::Refuse
+    }
+
     /// The next request reaches the server, its reply is swallowed and its connection dropped; what
     /// comes later passes. The server's reply is the proof that the request took effect.
     pub fn lose_next_reply(&self) {

@@ -457,8 +457,11 @@ async fn a_storm_of_fair_and_unfair_ones() {
     let storm = Storm::new("x", Duration::from_secs(4));
     let (fair, unfair) = ([Way::Fair], [Way::Mutex]);
     let ours = [(0, &fair), (0, &unfair), (1, &fair), (1, &unfair)];
+    // What a waiter of Redisson sleeps for when nobody is left to wake it is what was left of the lease
+    // when it asked last.
     let ours = ours.into_iter().enumerate().map(|(number, (client, ways))| {
-        storm.rounds(number, Ours::new(scene.ours[client].clone(), "x"), ways, random.fork())
+        let locks = scene.ours[client].ttl(WATCHDOG);
+        storm.rounds(number, Ours::new(locks, "x"), ways, random.fork())
     });
     let ours = join_all(ours.collect::<Vec<_>>());
     // Only fair ones: an unfair one of Redisson does not wake them, and they would wait for its lease.

@@ -288,7 +288,10 @@ local function fair_stranger()
     if not member then return end
     local gone
     if is_ours(member) then
-      gone = redis.call('HEXISTS', waiters_key, member) == 0
+      local stored = redis.call('HGET', waiters_key, member)
+      local ours = stored and cjson.decode(stored)
+      gone = not ours or ours.exp <= now
+        or redis.call('PUBSUB', 'NUMSUB', wake_prefix .. ours.party)[2] == 0
       if not gone then return end
     else
       local timeout = redis.call('ZSCORE', fair_timeouts, member)

@@ -80,7 +80,7 @@ public final class Peer {
     }
 
     /** From the name of the jar: its manifest does not say it in every version. */
-    private static String version() {
+    static String version() {
         String jar = Redisson.class.getProtectionDomain().getCodeSource().getLocation().getPath();
         return jar.replaceAll(".*/redisson-|\\.jar$", "");
     }

@@ -1,0 +1,137 @@
+//! Row 4: several processes, all on one name.
+
+use std::time::Duration;
+
+use futures_util::future::join_all;
+
+use super::{Result, nanos, percentile, prepare, start};
+use crate::book::{Book, Figure};
+use crate::contender::Contender;
+use crate::process::{Ask, Process, Turn};
+use crate::{Plan, clock};
+
+const PROCESSES: usize = 8;
+
+pub(super) async fn measure(plan: &Plan, url: &str, book: &mut Book) {
+    let mut fleets = Vec::new();
+    for one in plan.contenders(4) {
+        book.say(&format!("row 4: starting {PROCESSES} of {}", one.name));
+        match fleet(plan, url, one, book).await {
+            Ok(Some(fleet)) => fleets.push((one, fleet)),
+            Ok(None) => {}
+            Err(what) => book.fault(one, 4, &what),
+        }
+    }
+    for round in 1..=plan.rounds {
+        for (one, fleet) in &mut fleets {
+            // One that failed may still be busy with what it was asked before.
+            if fleet.is_empty() {
+                continue;
+            }
+            book.say(&format!("row 4, round {round}: {}", one.name));
+            match compete(fleet, book, (plan.warm_up, plan.long_window)).await {
+                Ok(competition) => competition.note(one, book),
+                Err(what) => {
+                    fleet.clear();
+                    book.fault(one, 4, &what);
+                }
+            }
+        }
+    }
+}
+
+/// The processes of one contender; `None`: it cannot be started.
+async fn fleet(
+    plan: &Plan,
+    url: &str,
+    one: &Contender,
+    book: &mut Book,
+) -> Result<Option<Vec<Process>>> {
+    let Some(first) = start(plan, url, one, None, book).await else { return Ok(None) };
+    let others = (1..PROCESSES).map(|_| Process::start(one, url, plan.lease, None));
+    let mut fleet = vec![first];
+    for other in join_all(others).await {
+        fleet.push(other?);
+    }
+    if one.compiles() {
+        // Each for itself, which is more turns than they get against each other.
+        let from = clock::now();
+        let until = from + 2 * nanos(plan.long_window);
+        let ask = Ask { tasks: 1, names: 1, from, until, log: false };
+        for (number, process) in fleet.iter_mut().enumerate() {
+            process.begin(&format!("alone{number}-"), ask).await?;
+        }
+        for process in &mut fleet {
+            process.end().await?;
+        }
+    }
+    compete(&mut fleet, book, (plan.warm_up, plan.window)).await?;
+    Ok(Some(fleet))
+}
+
+/// The turns of several processes, in the order of their grants.
+struct Competition {
+    from: u64,
+    until: u64,
+    failed: u64,
+    turns: Vec<Turn>,
+}
+
+/// All processes of a fleet want one name.
+async fn compete(
+    fleet: &mut [Process],
+    book: &mut Book,
+    (warm_up, window): (Duration, Duration),
+) -> Result<Competition> {
+    loop {
+        prepare(book).await;
+        let from = clock::now() + nanos(warm_up);
+        let until = from + nanos(window);
+        let cpu = |fleet: &[Process]| fleet.iter().map(Process::cpu).sum::<Duration>();
+        let (sky, before, own) = (book.weather.look(), book.stats.sample().await, cpu(fleet));
+        for process in &mut *fleet {
+            process.begin("bench", Ask { tasks: 1, names: 1, from, until, log: true }).await?;
+        }
+        let (mut turns, mut failed) = (Vec::new(), 0);
+        for (who, process) in fleet.iter_mut().enumerate() {
+            let ended = process.end().await?;
+            failed += ended.failed;
+            turns.extend(ended.turns.into_iter().map(|turn| Turn { who, ..turn }));
+        }
+        let server = book.stats.sample().await.cpu - before.cpu;
+        if book.weather.spoilt(sky, (cpu(fleet) - own).as_secs_f64() + server) {
+            continue;
+        }
+        turns.sort_unstable_by_key(|turn| turn.granted);
+        return Ok(Competition { from, until, failed, turns });
+    }
+}
+
+impl Competition {
+    fn note(&self, one: &Contender, book: &mut Book) {
+        let in_time = self.from..self.until;
+        let within: Vec<&Turn> =
+            self.turns.iter().filter(|turn| in_time.contains(&turn.granted)).collect();
+        let seconds = (self.until - self.from) as f64 / 1e9;
+        book.note(Figure::ManyRate, one, within.len() as f64 / seconds);
+        // The release is called when the grant is in hand: nothing is done in between.
+        let passes = within.windows(2).filter(|pair| pair[0].who != pair[1].who);
+        let mut times: Vec<u64> = passes.map(|pair| pair[1].granted - pair[0].granted).collect();
+        if !times.is_empty() {
+            book.note(Figure::HandOverP50, one, percentile(&mut times, 50));
+            book.note(Figure::HandOverP99, one, percentile(&mut times, 99));
+        }
+        // Also of those who got it only when the others had stopped.
+        let late = self.turns.iter().filter(|turn| turn.granted >= self.from);
+        let longest = late.map(|turn| turn.granted - turn.asked).max().unwrap_or(0);
+        book.note(Figure::LongestWait, one, longest as f64 / 1e6);
+        let mut grants = [0.0_f64; PROCESSES];
+        within.iter().for_each(|turn| grants[turn.who] += 1.0);
+        let (sum, squares) = grants.iter().fold((0.0, 0.0), |(s, q), n| (s + n, q + n * n));
+        book.note(Figure::Jain, one, sum * sum / (PROCESSES as f64 * squares).max(1.0));
+        let least = grants.iter().copied().fold(f64::INFINITY, f64::min);
+        let most = grants.iter().copied().fold(0.0, f64::max);
+        book.note(Figure::MostToLeast, one, most / least);
+        book.note(Figure::Failed, one, self.failed as f64 / seconds);
+    }
+}
