@@ -3,6 +3,8 @@
 use std::ffi::OsString;
 use std::time::Duration;
 
+use lockkeeper::backend::Term;
+use lockkeeper::clock::Instant;
 use lockkeeper::{Error, Guard, Locks, Name, Url};
 
 use crate::args::{self, OnLost, Run};
@@ -37,6 +39,7 @@ pub(crate) async fn run(url: &OsString, run: &Run, report: &Report) -> Result<Co
         Waited::Signalled(signal) => return Ok(Code::of_signal(signal.as_raw())),
     };
     signals.while_running().map_err(system)?;
+    make_whole(&guard).await?;
     let ended = match start(&locks, run, &guard, &url, report) {
         Ok(supervisor) => supervisor.supervise(&mut signals).await,
         Err(failure) => {
@@ -51,6 +54,17 @@ fn options(locks: Locks, run: &Run) -> Locks {
     let locks = run.ttl.map_or(locks.clone(), |ttl| locks.ttl(ttl));
     let locks = run.lease.map_or(locks.clone(), |lease| locks.lease(lease));
     run.max_hold.map_or(locks.clone(), |max| locks.max_hold(max))
+}
+
+/// A lock that was handed over begins with a lease shorter than its time to live, on which the deadlines
+/// of the command count: then it is renewed before the command starts.
+async fn make_whole(guard: &Guard) -> Result<(), Failure> {
+    let ttl = guard.term().ttl();
+    let left = guard.expires_at().map(|at| at.since(Instant::now()));
+    if matches!(guard.term(), Term::Hosted(_)) && left.is_some_and(|left| left < ttl / 3 * 2) {
+        guard.renew(ttl).await?;
+    }
+    Ok(())
 }
 
 /// Starts the guardian, then the command.

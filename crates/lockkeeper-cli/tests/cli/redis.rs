@@ -1,7 +1,9 @@
 //! The same command on a server.
 
-use std::process::Command;
+use std::process::{Command, Stdio};
+use std::time::Duration;
 
+use lockkeeper::clock::Instant;
 use testkit::authority::Authority;
 use testkit::server::{self, Server};
 use tokio::runtime::Runtime;
@@ -33,6 +35,38 @@ fn a_command_runs_under_a_lock_at_a_server() {
     assert!(shown["holders"][0]["lease_left_ms"].as_u64().is_some_and(|left| left > 20_000));
     let (code, out, _) = lockkeeper(&url, &["ls", "--json"]);
     assert_eq!((code, out.trim()), (0, "[]"), "released");
+}
+
+#[test]
+fn a_command_that_had_to_wait_has_the_whole_time_to_live() {
+    let (_runtime, server) = redis(&[]);
+    let url = format!("redis://{}", server.address());
+    let run = |script: &str| {
+        let words = ["--url", &url, "run", "x", "sh", "-c", script];
+        let command =
+            Command::new(BINARY).args(words).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
+        command.expect("starts")
+    };
+    let sees = |what: &str| {
+        let seen = || {
+            let (_, shown, _) = lockkeeper(&url, &["show", "--json", "x"]);
+            let shown: serde_json::Value = serde_json::from_str(shown.trim()).expect("JSON");
+            shown[what].as_array().is_some_and(|list| list.len() == 1)
+        };
+        let until = Instant::now() + Duration::from_secs(20);
+        while !seen() {
+            assert!(Instant::now() < until, "no {what}");
+        }
+    };
+    let mut first = run("read line");
+    sees("holders");
+    let second = run("sleep 2; echo whole");
+    sees("waiters");
+    drop(first.stdin.take());
+    first.wait().expect("ends");
+    let second = second.wait_with_output().expect("ends");
+    assert!(second.status.success(), "{second:?}");
+    assert_eq!(second.stdout, b"whole\n");
 }
 
 #[test]
