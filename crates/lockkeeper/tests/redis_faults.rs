@@ -264,6 +264,10 @@ async fn a_user_who_may_use_one_prefix_only_is_enough() {
         held.release().await.unwrap();
         soon("its turn", waiting).await.unwrap().unwrap().release().await.unwrap();
     }
+    let outside = format!("redis://app:pw@{}?prefix=other:", server.address());
+    let outside = Locks::connect(&outside).await.unwrap();
+    let error = text(&outside.mutex("x").try_lock().await.unwrap_err());
+    assert!(error.contains("may not do that") && !error.contains("pw@"), "{error}");
     drop(locks.rw_lock("y").read().await.unwrap());
     drop(locks.semaphore("z", 2).acquire().await.unwrap());
     assert!(locks.latch("w").close(1).await.unwrap());

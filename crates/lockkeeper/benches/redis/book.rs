@@ -1,10 +1,11 @@
 //! What was measured: for each figure and contender the values of all rounds.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::clock;
 use crate::contender::{ALL, Contender, Role, column};
 use crate::stats::Stats;
+use crate::warm_up::WarmUp;
 use crate::weather::Weather;
 
 /// A line of the table.
@@ -94,12 +95,14 @@ pub(crate) struct Book {
     pub(crate) versions: BTreeMap<usize, String>,
     /// What went wrong, and in which row; row 0: it could not be started.
     pub(crate) faults: BTreeMap<(usize, u8), String>,
+    /// Who was still getting faster when it was measured, and in which row.
+    pub(crate) cold: BTreeSet<(usize, u8)>,
 }
 
 impl Book {
     pub(crate) fn new(stats: Stats, weather: Weather) -> Self {
-        let (values, versions, faults) = Default::default();
-        Self { begun: clock::now(), stats, weather, values, versions, faults }
+        let (values, versions, faults, cold) = Default::default();
+        Self { begun: clock::now(), stats, weather, values, versions, faults, cold }
     }
 
     /// Says what is going on.
@@ -115,6 +118,13 @@ impl Book {
     pub(crate) fn fault(&mut self, one: &Contender, row: u8, what: &str) {
         self.say(&format!("{}: {what}", one.name));
         self.faults.entry((column(one), row)).or_insert_with(|| what.to_owned());
+    }
+
+    /// How the warm-up for a row ended.
+    pub(crate) fn warmed_up(&mut self, one: &Contender, row: u8, warm_up: &WarmUp) {
+        if !warm_up.is_warm() {
+            self.cold.insert((column(one), row));
+        }
     }
 
     /// Whether it could be started, as far as is known.

@@ -29,6 +29,7 @@ mod processors;
 mod report;
 mod rows;
 mod stats;
+mod warm_up;
 mod weather;
 mod worker;
 

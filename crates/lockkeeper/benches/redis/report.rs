@@ -30,6 +30,10 @@ pub(crate) fn write(plan: &Plan, book: &Book, server: &str) -> String {
         let row = if *row == 0 { "not run".to_owned() } else { format!("row {row} failed") };
         let _ = writeln!(text, "- {}: {row}: {what}", ALL[*at].name);
     }
+    for (at, row) in &book.cold {
+        let _ =
+            writeln!(text, "- {}: row {row}: still getting faster when measured", ALL[*at].name);
+    }
     let (rough, all) = (book.weather.rough, book.weather.all);
     let _ = writeln!(
         text,

@@ -8,6 +8,9 @@ use redis::{AsyncConnectionConfig, Client};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::net::TcpStream;
 
+/// So many commands say which part of them was sent.
+const ENOUGH: u64 = 100;
+
 /// A connection to look at the server with.
 pub(crate) struct Stats {
     connection: MultiplexedConnection,
@@ -37,7 +40,8 @@ impl Stats {
 
     async fn info(&self) -> String {
         let mut connection = self.connection.clone();
-        redis::cmd("INFO").arg("all").query_async(&mut connection).await.unwrap()
+        let info = redis::cmd("INFO").arg("all").query_async(&mut connection).await;
+        info.unwrap_or_else(|error| panic!("the server is gone ({error}): did somebody end it?"))
     }
 
     pub(crate) async fn version(&self) -> String {
@@ -68,14 +72,18 @@ impl Stats {
     }
 
     /// Which part of the commands came from clients, and not from inside scripts: looks at all of
-    /// them for a while, which slows the server down.
-    pub(crate) async fn sent_part(&self, during: Duration) -> f64 {
+    /// them for a while, which slows the server down. `None`: too few to tell.
+    pub(crate) async fn sent_part(&self, during: Duration) -> Option<f64> {
         let mut stream = TcpStream::connect(self.address).await.unwrap();
         stream.write_all(b"MONITOR\r\n").await.unwrap();
         let mut lines = BufReader::with_capacity(1 << 20, stream).split(b'\n');
         let (mut all, mut inside) = (0_u64, 0_u64);
         let looking = async {
             while let Ok(Some(line)) = lines.next_segment().await {
+                // The answer to MONITOR itself is no command.
+                if line.starts_with(b"+OK") {
+                    continue;
+                }
                 all += 1;
                 // The time, then `[DB lua]` or `[DB ADDRESS]`.
                 let head = &line[..line.len().min(32)];
@@ -83,7 +91,7 @@ impl Stats {
             }
         };
         let _ = tokio::time::timeout(during, looking).await;
-        if all == 0 { 1.0 } else { (all - inside) as f64 / all as f64 }
+        (all >= ENOUGH).then(|| (all - inside) as f64 / all as f64)
     }
 
     /// How many of these keys are there.

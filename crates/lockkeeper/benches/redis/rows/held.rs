@@ -32,9 +32,12 @@ async fn see(plan: &Plan, url: &str, one: &Contender, count: u32, book: &mut Boo
     prepare(book).await;
     let memory = process.memory();
     process.ask(&format!("hold held {count}")).await?;
-    // One period: every lock is renewed once.
+    // One period, in which every lock is renewed once. Locks that were taken at once are renewed at
+    // once: from the middle between two such bursts to the next, so that none is cut.
+    let period = plan.lease / 3 * one.renews_after;
+    sleep_until(clock::now() + nanos(period / 2)).await;
     let (before, cpu, from) = (book.stats.sample().await, process.cpu(), clock::now());
-    sleep_until(from + nanos(plan.lease / 3 * one.renews_after)).await;
+    sleep_until(from + nanos(period)).await;
     let (after, cpu) = (book.stats.sample().await, process.cpu() - cpu);
     let seconds = (clock::now() - from) as f64 / 1e9;
     let memory = process.memory().saturating_sub(memory) as f64 / f64::from(count);

@@ -50,10 +50,14 @@ async fn see(plan: &Plan, url: &str, one: &Contender, clients: u32, book: &mut B
     }
     let commands = (after.commands - before.commands) as f64;
     let seconds = (middle - from) as f64 / 1e9;
-    book.note(Figure::Sent(clients), one, commands * sent_part / passes as f64);
     book.note(Figure::InAll(clients), one, commands / passes as f64);
-    book.note(Figure::SentPerGrant(clients), one, commands * sent_part / turns.len() as f64);
-    book.note(Figure::Grants(clients), one, turns.len() as f64 / seconds);
+    // Of one that has only just begun to compile, the commands say something and the pace does not.
+    if !one.compiles() {
+        book.note(Figure::Grants(clients), one, turns.len() as f64 / seconds);
+    }
     book.note(Figure::CrowdFailed(clients), one, failed as f64 / seconds);
+    let sent_part = sent_part.ok_or("too few commands to tell which part was sent")?;
+    book.note(Figure::Sent(clients), one, commands * sent_part / passes as f64);
+    book.note(Figure::SentPerGrant(clients), one, commands * sent_part / turns.len() as f64);
     Ok(())
 }

@@ -8,9 +8,12 @@ use super::{Result, nanos, percentile, prepare, start};
 use crate::book::{Book, Figure};
 use crate::contender::Contender;
 use crate::process::{Ask, Process, Turn};
+use crate::warm_up::WarmUp;
 use crate::{Plan, clock};
 
 const PROCESSES: usize = 8;
+/// Of three seconds each, at most.
+const WARM_UPS: usize = 24;
 
 pub(super) async fn measure(plan: &Plan, url: &str, book: &mut Book) {
     let mut fleets = Vec::new();
@@ -54,19 +57,32 @@ async fn fleet(
         fleet.push(other?);
     }
     if one.compiles() {
-        // Each for itself, which is more turns than they get against each other.
-        let from = clock::now();
-        let until = from + 2 * nanos(plan.long_window);
-        let ask = Ask { tasks: 1, names: 1, from, until, log: false };
-        for (number, process) in fleet.iter_mut().enumerate() {
-            process.begin(&format!("alone{number}-"), ask).await?;
+        let mut warm_up = WarmUp::new(plan, WARM_UPS);
+        while warm_up.goes_on() {
+            let alone = take_turns_alone(&mut fleet, plan.long_window).await?;
+            let together = take_turns_together(&mut fleet, (plan.warm_up, plan.window)).await?;
+            book.say(&format!("row 4: {alone} alone, {} together", together.turns.len()));
+            warm_up.tried(together.turns.len() as f64);
         }
-        for process in &mut fleet {
-            process.end().await?;
-        }
+        book.warmed_up(one, 4, &warm_up);
     }
-    compete(&mut fleet, book, (plan.warm_up, plan.window)).await?;
+    take_turns_together(&mut fleet, (plan.warm_up, plan.window)).await?;
     Ok(Some(fleet))
+}
+
+/// Each on a name of its own, with a few tasks that compete for it: many more turns, for those that
+/// compile while they run, than the processes get against each other.
+async fn take_turns_alone(fleet: &mut [Process], time: Duration) -> Result<u64> {
+    let from = clock::now();
+    let ask = Ask { tasks: 4, names: 1, from, until: from + nanos(time), log: false };
+    for (number, process) in fleet.iter_mut().enumerate() {
+        process.begin(&format!("alone{number}-"), ask).await?;
+    }
+    let mut turns = 0;
+    for process in fleet {
+        turns += process.end().await?.count;
+    }
+    Ok(turns)
 }
 
 /// The turns of several processes, in the order of their grants.
@@ -77,34 +93,41 @@ struct Competition {
     turns: Vec<Turn>,
 }
 
-/// All processes of a fleet want one name.
+/// All processes of a fleet want one name; again if others spoilt it.
 async fn compete(
     fleet: &mut [Process],
     book: &mut Book,
-    (warm_up, window): (Duration, Duration),
+    times: (Duration, Duration),
 ) -> Result<Competition> {
     loop {
         prepare(book).await;
-        let from = clock::now() + nanos(warm_up);
-        let until = from + nanos(window);
         let cpu = |fleet: &[Process]| fleet.iter().map(Process::cpu).sum::<Duration>();
         let (sky, before, own) = (book.weather.look(), book.stats.sample().await, cpu(fleet));
-        for process in &mut *fleet {
-            process.begin("bench", Ask { tasks: 1, names: 1, from, until, log: true }).await?;
-        }
-        let (mut turns, mut failed) = (Vec::new(), 0);
-        for (who, process) in fleet.iter_mut().enumerate() {
-            let ended = process.end().await?;
-            failed += ended.failed;
-            turns.extend(ended.turns.into_iter().map(|turn| Turn { who, ..turn }));
-        }
+        let competition = take_turns_together(fleet, times).await?;
         let server = book.stats.sample().await.cpu - before.cpu;
-        if book.weather.spoilt(sky, (cpu(fleet) - own).as_secs_f64() + server) {
-            continue;
+        if !book.weather.spoilt(sky, (cpu(fleet) - own).as_secs_f64() + server) {
+            return Ok(competition);
         }
-        turns.sort_unstable_by_key(|turn| turn.granted);
-        return Ok(Competition { from, until, failed, turns });
     }
+}
+
+async fn take_turns_together(
+    fleet: &mut [Process],
+    (warm_up, window): (Duration, Duration),
+) -> Result<Competition> {
+    let from = clock::now() + nanos(warm_up);
+    let until = from + nanos(window);
+    for process in &mut *fleet {
+        process.begin("bench", Ask { tasks: 1, names: 1, from, until, log: true }).await?;
+    }
+    let (mut turns, mut failed) = (Vec::new(), 0);
+    for (who, process) in fleet.iter_mut().enumerate() {
+        let ended = process.end().await?;
+        failed += ended.failed;
+        turns.extend(ended.turns.into_iter().map(|turn| Turn { who, ..turn }));
+    }
+    turns.sort_unstable_by_key(|turn| turn.granted);
+    Ok(Competition { from, until, failed, turns })
 }
 
 impl Competition {

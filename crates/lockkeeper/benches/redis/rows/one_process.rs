@@ -8,9 +8,12 @@ use crate::book::{Book, Figure};
 use crate::contender::Contender;
 use crate::process::{Ask, Ended, Process};
 use crate::stats::Sample;
+use crate::warm_up::WarmUp;
 use crate::{Plan, clock};
 
 const TASKS: u32 = 64;
+/// Of a second each, at most.
+const WARM_UPS: usize = 25;
 
 /// What was seen between two moments.
 struct Seen {
@@ -41,25 +44,33 @@ pub(super) async fn measure(plan: &Plan, url: &str, book: &mut Book) {
             if processes.contains_key(one.id) {
                 continue;
             }
-            let Some(mut process) = start(plan, url, one, apart, book).await else { continue };
-            // Machines that compile while they run are given the time for it.
-            match see(&mut process, book, (1, 1, false), (plan.warm_up, 2 * plan.window)).await {
-                Ok(_) => {
-                    processes.insert(one.id, process);
-                }
-                Err(what) => book.fault(one, row, &what),
+            if let Some(process) = start(plan, url, one, apart, book).await {
+                processes.insert(one.id, process);
             }
+        }
+        for one in contenders.iter().filter(|one| one.compiles()) {
+            let Some(process) = processes.get_mut(one.id) else { continue };
+            book.say(&format!("row {row}: {} warms up", one.name));
+            let mut warm_up = WarmUp::new(plan, WARM_UPS);
+            while warm_up.goes_on() {
+                let from = clock::now();
+                let until = from + nanos(Duration::from_secs(1));
+                let (tasks, names, _) = shape(row);
+                let ask = Ask { tasks, names, from, until, log: false };
+                let turns = match process.begin("warm", ask).await {
+                    Ok(()) => process.end().await,
+                    Err(what) => Err(what),
+                };
+                // What is wrong with it shows again when it is measured.
+                warm_up.tried(turns.map_or(0.0, |ended| ended.count as f64));
+            }
+            book.warmed_up(one, row, &warm_up);
         }
         for round in 1..=plan.rounds {
             for one in &contenders {
                 let Some(process) = processes.get_mut(one.id) else { continue };
                 book.say(&format!("row {row}, round {round}: {}", one.name));
-                let shape = match row {
-                    1 => (1, 1, true),
-                    2 => (TASKS, TASKS, false),
-                    _ => (TASKS, 1, false),
-                };
-                match see(process, book, shape, (plan.warm_up, plan.window)).await {
+                match see(process, book, shape(row), (plan.warm_up, plan.window)).await {
                     Ok(seen) => note(row, one, seen, book),
                     Err(what) => {
                         processes.remove(one.id);
@@ -68,6 +79,15 @@ pub(super) async fn measure(plan: &Plan, url: &str, book: &mut Book) {
                 }
             }
         }
+    }
+}
+
+/// Tasks, names, and whether every turn is of interest.
+fn shape(row: u8) -> (u32, u32, bool) {
+    match row {
+        1 => (1, 1, true),
+        2 => (TASKS, TASKS, false),
+        _ => (TASKS, 1, false),
     }
 }
 
