@@ -180,7 +180,7 @@ async fn random_steps_around_a_mutex_with_an_old_redisson() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn random_steps_around_a_read_write_lock() {
-    let mut scene = Scene::new(Redisson::Current, true).await;
+    let mut scene = Scene::new(Redisson::Current, false).await;
     // The message that a writer has left wakes all threads of a JVM that wait, but none that is just
     // asking: that one then waits for what was left of the lease.
     scene.crowd.others_within(TTL + WOKEN);

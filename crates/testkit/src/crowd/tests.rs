@@ -101,7 +101,8 @@ async fn what_every_backend_does_is_right() {
         for _ in 0..2 {
             crowd.seat("plain", Skills { reentrant: false, ..ALL }, Ours::new(locks.clone(), "x"));
             let owned = locks.owned_by(&locks.new_owner());
-            let reentrant = !ways[0].is_permit();
+            // An owner that reads twice, once by a downgrade, is more than the referee can tell apart.
+            let reentrant = ways.contains(&Way::Mutex);
             crowd.seat("owned", Skills { reentrant, ..ALL }, Ours::new(owned, "x"));
         }
         let mut random = Random::seeded();
