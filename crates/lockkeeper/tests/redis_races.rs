@@ -37,6 +37,20 @@ async fn raw<T: redis::FromRedisValue>(server: &Server, words: &str) -> T {
     command.query_async(&mut connection).await.unwrap()
 }
 
+/// How many scripts clients have called so far.
+async fn calls(server: &Server) -> u64 {
+    let info: String = raw(server, "INFO commandstats").await;
+    let line = info.lines().find_map(|line| line.strip_prefix("cmdstat_evalsha:calls="));
+    line.map_or(0, |line| line.split(',').next().unwrap().parse().unwrap())
+}
+
+/// Lets go of the command that the relay has kept back, and waits until it has arrived.
+async fn arrives_late(server: &Server, relay: &Relay) {
+    let before = calls(server).await;
+    relay.let_go();
+    eventually("the late command", async || calls(server).await > before).await;
+}
+
 fn x() -> Name {
     "x".parse().unwrap()
 }
@@ -75,9 +89,7 @@ async fn a_late_copy_of_the_request_does_not_shorten_the_lease() {
     relay.hold_commands();
     let guard = locks.lease(secs(2)).mutex("x").fair().lock().await.unwrap();
     guard.renew(secs(60)).await.unwrap();
-    relay.let_go();
-    // Behind it on the same way, so it has arrived when this has.
-    tokio::time::sleep(Duration::from_millis(300)).await;
+    arrives_late(&server, &relay).await;
     let left: i64 = raw(&server, "PTTL x").await;
     assert!(left > 50_000, "{left}");
 }
@@ -101,8 +113,7 @@ async fn a_late_renewal_does_not_shorten_a_later_one() {
         let error = guard.renew(secs(4)).await.unwrap_err();
         assert!(matches!(error, Error::Unknown { .. }), "{error}");
         guard.renew(secs(60)).await.unwrap();
-        relay.let_go();
-        tokio::time::sleep(Duration::from_millis(300)).await;
+        arrives_late(&server, &relay).await;
         let left: i64 = raw(&server, "PTTL x").await;
         assert!(left > 50_000, "{left}");
         guard.release().await.unwrap();
@@ -125,9 +136,11 @@ async fn a_late_eviction_does_not_concern_whoever_came_since() {
     evicting.await.unwrap().unwrap_err();
     direct.admin().evict(&x(), "stuck").await.unwrap();
     assert_eq!(soon("told", stuck.lost()).await, Cause::Evicted("stuck".into()));
+    stuck.release().await.unwrap_err();
     let innocent = direct.mutex("x").fair().lock().await.unwrap();
-    relay.let_go();
-    tokio::time::sleep(Duration::from_millis(300)).await;
+    arrives_late(&server, &relay).await;
+    let shown = direct.admin().show(&x()).await.unwrap();
+    assert_eq!(shown.holders[0].token, innocent.token(), "although the last token is a larger one");
     assert!(!innocent.is_lost());
     innocent.release().await.unwrap();
 }

@@ -13,6 +13,7 @@ for _, holder in ipairs(state.h) do
     hide(holder)
     tell(holder.party, holder.id)
   else
+    holder.k = holder.k or 0 -- its token is not the last one any more: it needs a state to tell
     left[#left + 1] = holder
   end
 end
