@@ -56,8 +56,8 @@ fn options(locks: Locks, run: &Run) -> Locks {
     run.max_hold.map_or(locks.clone(), |max| locks.max_hold(max))
 }
 
-/// A lock that was handed over begins with a lease shorter than its time to live, on which the deadlines
-/// of the command count: then it is renewed before the command starts.
+/// A lock may begin with a lease shorter than its time to live, on which the deadlines of the command
+/// count: then it is renewed before the command starts.
 async fn make_whole(guard: &Guard) -> Result<(), Failure> {
     let ttl = guard.term().ttl();
     let left = guard.expires_at().map(|at| at.since(Instant::now()));

@@ -18,12 +18,17 @@
 //!
 //! The conformance suite checks all of it; see CONTRIBUTING for how to add a backend.
 
+#[cfg(feature = "etcd")]
+pub mod etcd;
 pub mod file;
 pub mod memory;
 #[cfg(feature = "redis")]
 pub mod redis;
 mod register;
+#[cfg(feature = "zookeeper")]
+pub mod zookeeper;
 
+use std::any::Any;
 use std::fmt;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -93,8 +98,10 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
 /// One hold: proof that the store granted a request, and the means to keep it and to give it back.
 ///
 /// The store may find the hold gone at any time; every method checks that it is still *this* hold.
+///
+/// It is [`Any`], so that a backend can offer more for its own holds than every store has.
 #[async_trait]
-pub trait Hold: fmt::Debug + Send + Sync + 'static {
+pub trait Hold: Any + fmt::Debug + Send + Sync + 'static {
     /// The tokens that came with the grant.
     fn tokens(&self) -> TokenBlock;
 

@@ -7,6 +7,8 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
+#[cfg(feature = "etcd")]
+use crate::backend::Hold;
 use crate::backend::{Kind, Term};
 use crate::clock::Instant;
 use crate::cohort::Turn;
@@ -84,7 +86,7 @@ impl Guard {
         Self { held: Held::Shared(direct) }
     }
 
-    fn lease(&self) -> &Arc<Lease> {
+    pub(crate) fn lease(&self) -> &Arc<Lease> {
         match &self.held {
             Held::Turn(turn) => turn.lease(),
             Held::Alone(direct) => &direct.lease,
@@ -208,7 +210,13 @@ impl Guard {
         .await
     }
 
-    fn lost_because(&self, cause: Cause) -> Error {
+    /// What the store granted.
+    #[cfg(feature = "etcd")]
+    pub(crate) fn hold(&self) -> &dyn Hold {
+        self.lease().hold().as_ref()
+    }
+
+    pub(crate) fn lost_because(&self, cause: Cause) -> Error {
         self.lease().lost(self.token(), cause)
     }
 

@@ -141,6 +141,8 @@ impl Lease {
 
     /// Takes note of when the store lets go of it.
     fn ends(&self, expires: Option<Instant>, ttl: Duration) {
+        // A hold that was handed over, or that lives with a session, may have less than it asked for.
+        let ttl = expires.map_or(ttl, |at| at.since(Instant::now()).min(ttl));
         let expires = expires.unwrap_or(Instant::NEVER);
         let margin = (ttl / MARGIN_PART).min(MARGIN_MAX);
         let lost_at = if expires == Instant::NEVER { expires } else { expires.before(margin) };
@@ -275,7 +277,14 @@ impl Lease {
                 self.hold.loss().declare(cause.clone());
                 Err(self.lost(token, cause))
             }
-            Err(source) => Err(self.unknown("the downgrade", source)),
+            Err(source) => {
+                let error = self.unknown("the downgrade", source);
+                // Perhaps others read already: nobody may go on as if it were alone.
+                if matches!(error, Error::Unknown { .. }) {
+                    self.downgraded.store(true, Ordering::Release);
+                }
+                Err(error)
+            }
         }
     }
 

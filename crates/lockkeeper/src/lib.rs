@@ -16,6 +16,8 @@ pub mod model;
 mod name;
 mod owner;
 mod primitive;
+#[cfg(any(feature = "etcd", feature = "redis", feature = "zookeeper-tls"))]
+mod tls;
 mod token;
 mod url;
 mod wait;
@@ -28,4 +30,4 @@ pub use name::Name;
 pub use owner::{Owner, RequestId};
 pub use primitive::{Latch, Multi, MultiGuard, Mutex, RwLock, Semaphore, WriteGuard};
 pub use token::{Token, TokenBlock};
-pub use url::{Dialect, RedisOptions, TlsFiles, Url};
+pub use url::{Access, Dialect, Recipe, RedisOptions, Servers, TlsFiles, Url, ZooKeeperOptions};

@@ -23,7 +23,7 @@ pub struct Owner {
 
 impl Owner {
     /// Somebody who uses the same store with another program, and another form of owners.
-    #[cfg(feature = "redis")]
+    #[cfg(any(feature = "etcd", feature = "redis", feature = "zookeeper"))]
     pub(crate) fn foreign(text: &str) -> Self {
         Self { client: text.into(), number: 0 }
     }

@@ -1,22 +1,34 @@
 //! URLs that choose a store.
 
+mod options;
+mod servers;
+
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
+pub use self::options::{Access, Dialect, Recipe, RedisOptions, TlsFiles, ZooKeeperOptions};
+use self::options::{Options, REDIS_DIALECTS, ZOOKEEPER_DIALECTS};
+pub use self::servers::Servers;
+pub(crate) use self::servers::decode;
+use self::servers::{check, redacted};
+use crate::backend::Backend;
 use crate::backend::file::File;
 use crate::backend::memory::Memory;
-use crate::backend::{Backend, Term};
 use crate::error::{Error, Result};
 
 /// The schemes of this version, with the options that each one knows.
-const KNOWN: [(&str, &[&str]); 4] = [
+const KNOWN: [(&str, &[&str]); 8] = [
     ("memory", &["ttl"]),
     ("file", &["ttl"]),
     ("redis", &["ttl", "prefix", "dialect"]),
     ("rediss", &["ttl", "prefix", "dialect", "ca", "cert", "key"]),
+    ("etcd", &["ttl", "prefix"]),
+    ("etcds", &["ttl", "prefix", "ca", "cert", "key"]),
+    ("zookeeper", &["ttl", "dialect", "acl"]),
+    ("zookeepers", &["ttl", "dialect", "acl", "ca", "cert", "key"]),
 ];
 
 /// Where the locks are.
@@ -28,22 +40,25 @@ const KNOWN: [(&str, &[&str]); 4] = [
 /// | `file:` | this host: `/var/lib/lockkeeper` for root, else `lockkeeper` in `$XDG_STATE_HOME` or `~/.local/state` |
 /// | `file:/DIR` | this host: all processes that use the same directory |
 /// | `redis://[USER[:PASSWORD]@]HOST[:PORT][/DB]` | a Redis server, with Redisson's layout (feature `redis`) |
-/// | `rediss://…` | the same by TLS; the server's certificate must be valid for HOST |
+/// | `etcd://[USER:PASSWORD@]HOST[:PORT],…` | an etcd cluster, with the layout of its Go package (feature `etcd`) |
+/// | `zookeeper://[USER:PASSWORD@]HOST[:PORT],…[/PATH]` | a ZooKeeper ensemble, with Curator's layout (feature `zookeeper`) |
+/// | `rediss://…`, `etcds://…`, `zookeepers://…` | the same by TLS; the server's certificate must be valid for HOST (ZooKeeper: feature `zookeeper-tls`) |
 ///
 /// Options follow as a query: `file:/srv/locks?ttl=10s`.
 ///
 /// | option | meaning |
 /// | --- | --- |
-/// | `ttl` | time to live of a hosted lock, `100ms` to `30days`; default 30 s |
-/// | `prefix` | what all keys begin with (`redis:` and `rediss:`); default nothing, as in Redisson |
-/// | `dialect` | with which other clients locks are shared (`redis:` and `rediss:`): `redisson` (default), or `plain` for those that use `SET name value NX PX` |
-/// | `ca` | a PEM file of the CAs to trust (`rediss:`); default those of the system |
-/// | `cert`, `key` | PEM files of our own certificate and its key (`rediss:`), for a server that asks for one |
+/// | `ttl` | time to live of a hosted lock, `100ms` to `30days`; default 30 s. `zookeeper:`: also that of the session, there by default 10 s |
+/// | `prefix` | what all keys begin with (`redis:` and `etcd:`); default nothing |
+/// | `dialect` | with which other clients locks are shared. `redis:`: `redisson` (default), or `plain` for those that use `SET name value NX PX`; `zookeeper:`: `curator` (default) or `kazoo` |
+/// | `acl` | who may use our nodes (`zookeeper:`): `open` (default), or `creator` for those with the same user and password |
+/// | `ca` | a PEM file of the CAs to trust (by TLS); default those of the system |
+/// | `cert`, `key` | PEM files of our own certificate and its key (by TLS), for a server that asks for one |
 ///
 /// `%` and two hexadecimal digits stand for a byte, as in any URL. In a URL with a server, write `@` as
 /// `%40` wherever it does not end the password.
 ///
-/// `rediss:` uses the `CryptoProvider` of rustls that the program has installed by then; where there is
+/// TLS uses the `CryptoProvider` of rustls that the program has installed by then; where there is
 /// none, it installs ring's.
 ///
 /// ```
@@ -70,36 +85,16 @@ enum Scheme {
         url: String,
         options: RedisOptions,
     },
-}
-
-/// How locks are kept at a Redis server.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct RedisOptions {
-    /// The files for a `rediss:` URL.
-    pub tls: TlsFiles,
-    /// What all keys begin with.
-    pub prefix: String,
-    /// What other clients see.
-    pub dialect: Dialect,
-}
-
-/// What clients of other libraries see of a lock at a Redis server.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Dialect {
-    /// The layout of Redisson.
-    #[default]
-    Redisson,
-    /// A string that expires, as `SET name value NX PX` makes it.
-    Plain,
-}
-
-/// The PEM files that a connection by TLS uses.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct TlsFiles {
-    /// The CAs to trust; without, those of the system.
-    pub ca: Option<PathBuf>,
-    /// Our own certificate and its key.
-    pub identity: Option<(PathBuf, PathBuf)>,
+    #[cfg_attr(not(feature = "etcd"), allow(dead_code, reason = "for etcd: alone"))]
+    Etcd {
+        servers: Servers,
+        prefix: String,
+    },
+    #[cfg_attr(not(feature = "zookeeper"), allow(dead_code, reason = "for zookeeper: alone"))]
+    ZooKeeper {
+        servers: Servers,
+        options: ZooKeeperOptions,
+    },
 }
 
 impl Url {
@@ -115,7 +110,17 @@ impl Url {
             Scheme::File(_) => "file",
             Scheme::Redis { url, .. } if url.starts_with("rediss:") => "rediss",
             Scheme::Redis { .. } => "redis",
+            Scheme::Etcd { servers, .. } if servers.tls.is_some() => "etcds",
+            Scheme::Etcd { .. } => "etcd",
+            Scheme::ZooKeeper { servers, .. } if servers.tls.is_some() => "zookeepers",
+            Scheme::ZooKeeper { .. } => "zookeeper",
         }
+    }
+
+    /// What the store is called: no password, no options.
+    #[cfg(any(feature = "etcd", feature = "redis", feature = "zookeeper"))]
+    fn place(&self) -> String {
+        self.text.split('?').next().unwrap_or_default().to_owned()
     }
 
     /// Connects.
@@ -132,14 +137,62 @@ impl Url {
             Scheme::File(Some(directory)) => Ok(File::open(directory).await?),
             #[cfg(feature = "redis")]
             Scheme::Redis { url, options } => {
-                let place = self.text.split('?').next().unwrap_or_default().to_owned();
-                Ok(crate::backend::redis::Redis::connect(url, place, options).await?)
+                Ok(crate::backend::redis::Redis::connect(url, self.place(), options).await?)
             }
-            #[cfg(not(feature = "redis"))]
-            Scheme::Redis { .. } => Err(Error::Config(
-                "this build has no redis: backend; enable the cargo feature `redis`".into(),
-            )),
+            #[cfg(feature = "etcd")]
+            Scheme::Etcd { servers, prefix } => {
+                Ok(crate::backend::etcd::Etcd::connect(servers, self.place(), prefix).await?)
+            }
+            #[cfg(feature = "zookeeper")]
+            Scheme::ZooKeeper { servers, options } => {
+                use crate::backend::zookeeper::ZooKeeper;
+                Ok(ZooKeeper::connect(servers, self.place(), options).await?)
+            }
+            #[cfg(not(all(feature = "etcd", feature = "redis", feature = "zookeeper")))]
+            other => Err(Error::Config(format!(
+                "this build has no such backend; enable the cargo feature `{}`",
+                match other {
+                    Scheme::Redis { .. } => "redis",
+                    Scheme::Etcd { .. } => "etcd",
+                    _ => "zookeeper",
+                }
+            ))),
         }
+    }
+}
+
+impl Url {
+    fn at_server(text: &str, name: &str, rest: &str, known: &[&str]) -> Result<Self> {
+        // First of all: a question mark in a password does not begin the options.
+        check(text, rest)?;
+        let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
+        let options = Options::parse(name, known, query)?;
+        let (ttl, tls) = (options.ttl, options.tls_files()?);
+        let by_tls = known.contains(&"ca").then(|| tls.clone());
+        let scheme = match name {
+            "redis" | "rediss" => {
+                let dialect = options.dialect(&REDIS_DIALECTS)?;
+                let options = RedisOptions { tls, prefix: options.prefix, dialect };
+                Scheme::Redis { url: format!("{name}:{rest}"), options }
+            }
+            "etcd" | "etcds" => {
+                let servers = Servers::parse(text, rest, by_tls)?;
+                if !servers.path.is_empty() {
+                    return Err(Error::Config(format!(
+                        "{:?} has a path, and etcd has none: use prefix= instead",
+                        redacted(text)
+                    )));
+                }
+                Scheme::Etcd { servers, prefix: options.prefix }
+            }
+            _ => {
+                let servers = Servers::parse(text, rest, by_tls)?;
+                let (dialect, access) = (options.dialect(&ZOOKEEPER_DIALECTS)?, options.access);
+                let options = ZooKeeperOptions { session: ttl, dialect, access };
+                Scheme::ZooKeeper { servers, options }
+            }
+        };
+        Ok(Self { text: redacted(text), scheme, ttl })
     }
 }
 
@@ -156,19 +209,11 @@ impl FromStr for Url {
                 known()
             )));
         };
-        let at_server = matches!(scheme, "redis" | "rediss");
-        if at_server {
-            // First of all: a question mark in a password does not begin the options.
-            check_server(text, rest)?;
+        if !matches!(scheme, "memory" | "file") {
+            return Self::at_server(text, scheme, rest, options);
         }
         let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
         let options = Options::parse(scheme, options, query)?;
-        if at_server {
-            let (url, tls) = (format!("{scheme}:{rest}"), options.tls_files()?);
-            let (ttl, dialect) = (options.ttl, options.dialect);
-            let options = RedisOptions { tls, prefix: options.prefix, dialect };
-            return Ok(Self { text: redacted(text), scheme: Scheme::Redis { url, options }, ttl });
-        }
         let path = decode(rest.strip_prefix("//").unwrap_or(rest))?;
         let path = (!path.is_empty()).then_some(path);
         let scheme = match scheme {
@@ -187,141 +232,8 @@ impl FromStr for Url {
     }
 }
 
-/// What follows the question mark.
-#[derive(Default)]
-struct Options {
-    ttl: Option<Duration>,
-    prefix: String,
-    dialect: Dialect,
-    ca: Option<PathBuf>,
-    cert: Option<PathBuf>,
-    key: Option<PathBuf>,
-}
-
-impl Options {
-    fn parse(scheme: &str, known: &[&str], query: &str) -> Result<Self> {
-        let mut options = Self::default();
-        for option in query.split('&').filter(|option| !option.is_empty()) {
-            let (name, value) = option.split_once('=').unwrap_or((option, ""));
-            match name {
-                _ if !known.contains(&name) => return Err(unknown(scheme, name, known)),
-                "prefix" => options.prefix = decode(value)?,
-                "dialect" => options.dialect = parse_dialect(value)?,
-                "ca" => options.ca = Some(parse_file(name, value)?),
-                "cert" => options.cert = Some(parse_file(name, value)?),
-                "key" => options.key = Some(parse_file(name, value)?),
-                _ => options.ttl = Some(parse_ttl(value)?),
-            }
-        }
-        Ok(options)
-    }
-
-    fn tls_files(&self) -> Result<TlsFiles> {
-        let identity = match (self.cert.clone(), self.key.clone()) {
-            (Some(cert), Some(key)) => Some((cert, key)),
-            (None, None) => None,
-            _ => {
-                return Err(Error::Config(
-                    "cert= and key= belong together: give the certificate and its key, or neither"
-                        .into(),
-                ));
-            }
-        };
-        Ok(TlsFiles { ca: self.ca.clone(), identity })
-    }
-}
-
-fn unknown(scheme: &str, name: &str, known: &[&str]) -> Error {
-    let hint = match name {
-        "ca" | "cert" | "key" if scheme == "redis" => "; for TLS write rediss://",
-        _ => "",
-    };
-    let known = known.join(", ");
-    Error::Config(format!("{scheme}: knows no option {name:?}; known are: {known}{hint}"))
-}
-
-fn parse_file(name: &str, value: &str) -> Result<PathBuf> {
-    match decode(value)? {
-        path if path.is_empty() => {
-            Err(Error::Config(format!("{name}= needs a file: {name}=/path.pem")))
-        }
-        path => Ok(path.into()),
-    }
-}
-
-fn parse_dialect(value: &str) -> Result<Dialect> {
-    match value {
-        "redisson" => Ok(Dialect::Redisson),
-        "plain" => Ok(Dialect::Plain),
-        _ => Err(Error::Config(format!(
-            "this version knows no dialect {value:?}; known are: redisson, plain"
-        ))),
-    }
-}
-
-fn parse_ttl(value: &str) -> Result<Duration> {
-    let ttl = humantime::parse_duration(value).map_err(|error| {
-        Error::Config(format!("ttl={value:?} is not a duration such as 30s or 500ms: {error}"))
-    })?;
-    Ok(Term::Hosted(ttl).check()?.ttl())
-}
-
 fn known() -> String {
     KNOWN.map(|(scheme, _)| format!("{scheme}:")).join(", ")
-}
-
-/// Refuses what the driver would read in another way than we do. No message shows the password.
-fn check_server(text: &str, rest: &str) -> Result<()> {
-    let text = redacted(text);
-    let Some(rest) = rest.strip_prefix("//") else {
-        return Err(Error::Config(format!("{text:?} names no server: write redis://HOST:PORT/DB")));
-    };
-    if let Some((credentials, _)) = rest.rsplit_once('@')
-        && credentials.contains(['/', '?', '#'])
-    {
-        return Err(Error::Config(format!(
-            "{text:?} has an @ that is not right before the host: in a password write / ? # as %2F \
-             %3F %23, in an option write @ as %40"
-        )));
-    }
-    // The driver knows fragments, and one of them would switch the check of certificates off.
-    if rest.split('?').next().unwrap_or_default().contains('#') {
-        return Err(Error::Config(format!("{text:?} has a #, which means nothing here")));
-    }
-    Ok(())
-}
-
-/// The text without the password that it may carry. Whatever stands before the last `@` is taken for
-/// one rather than shown.
-fn redacted(text: &str) -> String {
-    let start = text.find(':').map_or(0, |colon| colon + 1);
-    let start = text.len() - text[start..].trim_start_matches('/').len();
-    let credentials = text[start..].rsplit_once('@').map_or("", |(credentials, _)| credentials);
-    match credentials.split_once(':') {
-        Some((user, _)) => {
-            format!("{}{}", &text[..start + user.len()], &text[start + credentials.len()..])
-        }
-        None => text.to_owned(),
-    }
-}
-
-/// Turns `%2F` and the like into bytes.
-fn decode(text: &str) -> Result<String> {
-    let bad = || Error::Config(format!("{text:?} has a % that is not followed by two hex digits"));
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
-    while let [first, tail @ ..] = rest {
-        rest = tail;
-        if *first != b'%' {
-            bytes.push(*first);
-            continue;
-        }
-        let digits = tail.get(..2).and_then(|digits| std::str::from_utf8(digits).ok());
-        let byte = digits.and_then(|digits| u8::from_str_radix(digits, 16).ok()).ok_or_else(bad)?;
-        bytes.push(byte);
-        rest = &tail[2..];
-    }
-    String::from_utf8(bytes).map_err(|_| Error::Config(format!("{text:?} is not UTF-8")))
 }
 
 impl fmt::Display for Url {
@@ -344,8 +256,8 @@ mod tests {
     #[test]
     fn bad_urls_say_what_is_known() {
         let cases = [
-            ("", "known are memory:, file:, redis:, rediss:"),
-            ("nonsense", "known are memory:, file:, redis:, rediss:"),
+            ("", "known are memory:, file:, redis:, rediss:, etcd:, etcds:, zookeeper:"),
+            ("nonsense", "known are memory:, file:, redis:, rediss:, etcd:"),
             ("ftp://h", "knows no \"ftp\" URLs"),
             ("file:/x?prefix=a", "knows no option \"prefix\"; known are: ttl"),
             ("file:/x?tll=3s", "knows no option \"tll\"; known are: ttl"),
@@ -365,6 +277,19 @@ mod tests {
             ("rediss://h#insecure", "means nothing here"),
             ("rediss://h/0#insecure?ttl=3s", "means nothing here"),
             ("rediss://h?ca=/a@b", "in an option write @ as %40"),
+            ("etcd:h", "write etcd://HOST"),
+            ("etcd://", "write etcd://HOST"),
+            ("etcd://a,,b", "names no server"),
+            ("etcd://:2379", "names no server"),
+            ("etcd://a/b", "use prefix= instead"),
+            ("etcd://me@a", "USER:PASSWORD@ or neither"),
+            ("etcd://a?dialect=go", "known are: ttl, prefix"),
+            ("etcd://a?ca=/x", "for TLS write etcds://"),
+            ("etcds://a?cert=/x", "belong together"),
+            ("zookeeper:///x", "write zookeeper://HOST:PORT,HOST:PORT/PATH"),
+            ("zookeeper://a?dialect=plain", "known are: curator, kazoo"),
+            ("zookeeper://a?acl=all", "known are: open, creator"),
+            ("zookeeper://a?ca=/x", "for TLS write zookeepers://"),
         ];
         for (url, reason) in cases {
             let error = url.parse::<Url>().expect_err(url).to_string();
@@ -386,6 +311,25 @@ mod tests {
         let options = RedisOptions { tls, prefix: "a@b".into(), dialect: Dialect::Redisson };
         assert_eq!(url.scheme, Scheme::Redis { url: driver, options });
         assert_eq!((url.scheme(), parse("redis://h").scheme()), ("rediss", "redis"));
+        let mut servers = Servers {
+            hosts: vec!["a:1".into(), "b".into()],
+            credentials: Some(("me".into(), "s:3@".into())),
+            path: String::new(),
+            tls: None,
+        };
+        let etcd = parse("etcd://me:s:3%40@a:1,b/?prefix=x");
+        assert_eq!(etcd.scheme, Scheme::Etcd { servers: servers.clone(), prefix: "x".into() });
+        servers.path = "app/x y".into();
+        servers.tls = Some(TlsFiles { ca: Some("/c".into()), identity: None });
+        let zookeeper =
+            parse("zookeepers://me:s:3%40@a:1,b/app/x%20y/?ca=/c&ttl=3s&acl=creator&dialect=kazoo");
+        let options = ZooKeeperOptions {
+            session: Some(Duration::from_secs(3)),
+            dialect: Recipe::Kazoo,
+            access: Access::Creator,
+        };
+        assert_eq!(zookeeper.scheme, Scheme::ZooKeeper { servers, options });
+        assert_eq!((etcd.scheme(), zookeeper.scheme()), ("etcd", "zookeepers"));
     }
 
     #[test]
@@ -403,6 +347,13 @@ mod tests {
             "redis://me:s3@cret@h?x=1",
             "rediss://me:s3cret@h?ca=/a@b",
             "file://me:s3cret@h",
+            "etcd://me:s3cret@",
+            "etcd://me:s3cret@h/path",
+            "etcd://me:s3/cret@h",
+            "etcds://me:s3cret@h?ca=/a@b",
+            "etcd://me:s3cret%zz@h",
+            "zookeeper://me:s3cret@/x",
+            "zookeeper://me:s3%FFcret@h",
         ];
         for url in bad {
             assert!(!redacted(url).contains("cret"), "{}", redacted(url));
@@ -410,7 +361,12 @@ mod tests {
             assert!(!format!("{error} {error:?}").contains("cret"), "{error:?}");
         }
         assert_eq!(redacted("redis://me:s3cret@h:1/0"), "redis://me@h:1/0");
-        for text in ["redis://me:s3cret@h:1/0?prefix=a", "rediss://:s3cr@cret@h?ca=/a"] {
+        for text in [
+            "redis://me:s3cret@h:1/0?prefix=a",
+            "rediss://:s3cr@cret@h?ca=/a",
+            "etcd://me:s3cr@cret@h",
+            "zookeeper://me:s3cret@h/app",
+        ] {
             let url: Url = text.parse().expect("valid");
             assert!(!format!("{url} {url:?}").contains("cret"), "{url}");
         }

@@ -6,24 +6,18 @@ use std::fmt::Display;
 use std::fs;
 use std::time::Duration;
 
-use lockkeeper::clock::Instant;
-use lockkeeper::{Cause, Error, Locks, Name};
-use testkit::authority::Authority;
+use lockkeeper::{Cause, Locks, Name};
+use testkit::authority::{Authority, trusting};
+use testkit::greeting::{PASSWORD, hand_over, misconfigured, unavailable};
 use testkit::server::{self, Server};
 use testkit::wait::{eventually, soon};
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpListener;
 
 const HOST: &str = "127.0.0.1";
-/// In every URL, and never to be seen.
-const PASSWORD: &str = "s3cret";
 
 fn url(scheme: &str, address: impl Display, query: &str) -> String {
     format!("{scheme}://default:{PASSWORD}@{address}{query}")
-}
-
-fn trusting(authority: &Authority) -> String {
-    format!("?ca={}", authority.ca().display())
 }
 
 /// A server, and a URL that works.
@@ -35,47 +29,6 @@ async fn start(authority: &Authority, clients: bool) -> (Server, String) {
 
 fn name(text: &str) -> Name {
     text.parse().unwrap()
-}
-
-/// Each client has the mutex in turn, and is told when it is its turn: had it to find out by itself,
-/// ten rounds would take more than 15 seconds.
-async fn hand_over(one: &Locks, two: &Locks) {
-    let since = Instant::now();
-    for round in 0..10 {
-        let (holder, waiter) = if round % 2 == 0 { (one, two) } else { (two, one) };
-        let held = soon("a lock", holder.mutex("x").lock()).await.unwrap();
-        assert!(waiter.mutex("x").try_lock().await.unwrap().is_none());
-        let mutex = waiter.mutex("x");
-        let waiting = tokio::spawn(async move { mutex.lock().await });
-        let queued = async || one.admin().show(&name("x")).await.unwrap().waiters.len() == 1;
-        eventually("in line", queued).await;
-        held.release().await.unwrap();
-        soon("its turn", waiting).await.unwrap().unwrap().release().await.unwrap();
-    }
-    let took = Instant::now().since(since);
-    assert!(took < Duration::from_secs(10), "not woken up: {took:?}");
-}
-
-/// The error of a connection that cannot be had: soon, and without the password.
-async fn refused(url: &str) -> Error {
-    let since = Instant::now();
-    let error = soon("an answer", Locks::connect(url)).await.unwrap_err();
-    let took = Instant::now().since(since);
-    assert!(took < Duration::from_secs(8), "{took:?}: {error:?}");
-    assert!(!format!("{error} {error:?}").contains(PASSWORD), "{error:?}");
-    error
-}
-
-async fn unavailable(url: &str, hint: &str) {
-    let error = refused(url).await;
-    assert!(matches!(error, Error::Unavailable { .. }), "{error:?}");
-    assert!(error.to_string().contains(hint), "{error:?}");
-}
-
-async fn misconfigured(url: &str, hint: &str) {
-    let error = refused(url).await;
-    assert!(matches!(error, Error::Config(_)), "{error:?}");
-    assert!(error.to_string().contains(hint), "{error}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

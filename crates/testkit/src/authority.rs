@@ -62,3 +62,8 @@ impl Authority {
         (file("cert", cert.pem()), file("key", key.serialize_pem()))
     }
 }
+
+/// The option of a URL that names it.
+pub fn trusting(authority: &Authority) -> String {
+    format!("?ca={}", authority.ca().display())
+}

@@ -7,8 +7,9 @@
 //! | [`peer`] | lock libraries of other languages, to share locks with |
 //! | [`party`] | the same words for ours and for them |
 //! | [`crowd`], [`storm`] | random steps under the eyes of a referee, and all at once |
-//! | [`server`] | real servers as child processes |
+//! | [`server`], [`zookeeper`] | real servers as child processes |
 //! | [`authority`] | certificates for servers and clients |
+//! | [`greeting`] | what two clients do first, and what they are told when they cannot |
 //! | [`resp`] | a Redis client of few lines, to look at a server and to meddle with it |
 //! | [`proxy`] | a TCP proxy that cuts, freezes and delays |
 //! | [`faulty`] | a backend whose renewals and releases fail on command |
@@ -28,6 +29,7 @@ pub mod checker;
 pub mod conformance;
 pub mod crowd;
 pub mod faulty;
+pub mod greeting;
 pub mod history;
 pub mod party;
 pub mod peer;
@@ -38,6 +40,8 @@ pub mod relay;
 pub mod resp;
 pub mod server;
 mod signal;
+mod split;
 pub mod storm;
 pub mod taker;
 pub mod wait;
+pub mod zookeeper;

@@ -108,6 +108,32 @@ impl Peer {
         Self::start(command).await
     }
 
+    /// Curator, with this time-out of its session.
+    ///
+    /// # Panics
+    ///
+    /// As [`Peer::java`].
+    pub async fn curator(servers: &str, session: Duration) -> Self {
+        let target = built("curator");
+        let classes = format!("{0}/classes:{0}/dependency/*", target.display());
+        let mut command = Command::new("java");
+        command.args(["-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xmx256m", "-cp", &classes]);
+        command.args(["lockkeeper.interop.Peer", servers, &session.as_millis().to_string()]);
+        Self::start(command).await
+    }
+
+    /// kazoo, with this time-out of its session.
+    ///
+    /// # Panics
+    ///
+    /// As [`Peer::java`].
+    pub async fn kazoo(servers: &str, session: Duration) -> Self {
+        let mut command = Command::new(built("kazoo").join("venv/bin/python"));
+        command.arg(interop().join("kazoo/peer.py")).arg(servers);
+        command.arg(session.as_millis().to_string());
+        Self::start(command).await
+    }
+
     /// The lock of redis-py.
     ///
     /// # Panics
@@ -139,6 +165,17 @@ impl Peer {
         built("node");
         let mut command = Command::new("node");
         command.arg(interop().join("node/peer.js")).args(urls.iter().map(AsRef::as_ref));
+        Self::start(command).await
+    }
+
+    /// etcd's own Go package, at these members.
+    ///
+    /// # Panics
+    ///
+    /// As [`Peer::java`].
+    pub async fn etcd(members: &str) -> Self {
+        let mut command = Command::new(built("etcd").join("peer"));
+        command.arg(members);
         Self::start(command).await
     }
 

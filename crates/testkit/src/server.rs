@@ -19,6 +19,7 @@ use tempfile::TempDir;
 use crate::authority::Authority;
 use crate::random::Random;
 use crate::signal;
+use crate::split::Split;
 
 /// How long a server may take until it is ready.
 const START: Duration = Duration::from_secs(30);
@@ -31,6 +32,7 @@ pub struct Recipe {
     program: PathBuf,
     package: String,
     args: Vec<String>,
+    files: Vec<(String, String)>,
     probe: Probe,
 }
 
@@ -46,13 +48,26 @@ impl Recipe {
         let probe: Probe = Arc::new(|address| {
             Box::pin(async move { tokio::net::TcpStream::connect(address).await.is_ok() })
         });
-        Self { program: program.into(), package: package.into(), args: Vec::new(), probe }
+        Self {
+            program: program.into(),
+            package: package.into(),
+            args: Vec::new(),
+            files: Vec::new(),
+            probe,
+        }
     }
 
     /// Its arguments; `{port}` and `{dir}` stand for the port and the directory.
     #[must_use]
     pub fn args<A: Into<String>>(mut self, args: impl IntoIterator<Item = A>) -> Self {
         self.args.extend(args.into_iter().map(Into::into));
+        self
+    }
+
+    /// A file in its directory; `{port}` and `{dir}` stand for the port and the directory.
+    #[must_use]
+    pub fn file(mut self, name: &str, text: &str) -> Self {
+        self.files.push((name.into(), text.into()));
         self
     }
 
@@ -83,12 +98,15 @@ impl Recipe {
 
     fn spawn(&self, address: SocketAddr, dir: &Path, log: &Path) -> Child {
         let log = File::options().create(true).append(true).open(log).unwrap();
-        let fill = |arg: &String| {
+        let fill = |arg: &str| {
             arg.replace("{port}", &address.port().to_string())
                 .replace("{dir}", &dir.display().to_string())
         };
+        for (name, text) in &self.files {
+            std::fs::write(dir.join(name), fill(text)).unwrap();
+        }
         Command::new(&self.program)
-            .args(self.args.iter().map(fill))
+            .args(self.args.iter().map(|arg| fill(arg)))
             .current_dir(dir)
             .stdin(Stdio::null())
             .stdout(log.try_clone().unwrap())
@@ -127,18 +145,217 @@ fn redis_recipe() -> Recipe {
     Recipe::new(program, "redis-server").args(usual)
 }
 
+/// What every etcd server is started with; `{port}` and `{dir}` as in [`Recipe::args`].
+const ETCD: [&str; 10] = [
+    "--data-dir",
+    "{dir}/data",
+    "--listen-client-urls",
+    "http://127.0.0.1:{port}",
+    "--advertise-client-urls",
+    "http://127.0.0.1:{port}",
+    "--logger",
+    "zap",
+    "--log-level",
+    "warn",
+];
+
+const ETCD_ALONE: [&str; 6] = [
+    "--listen-peer-urls",
+    "http://127.0.0.1:0",
+    "--initial-advertise-peer-urls",
+    "http://127.0.0.1:1",
+    "--initial-cluster",
+    "default=http://127.0.0.1:1",
+];
+
+/// `$LOCKKEEPER_TEST_ETCD` names another program: a newer etcd.
+fn etcd_recipe() -> Recipe {
+    let program = std::env::var_os("LOCKKEEPER_TEST_ETCD").unwrap_or("etcd".into());
+    Recipe::new(program, "etcd-server etcd-client").args(ETCD).ready_when(is_healthy)
+}
+
+/// One etcd server, with these arguments besides.
+pub async fn etcd(arguments: &[&str]) -> Server {
+    etcd_recipe().args(ETCD_ALONE).args(arguments.to_vec()).start().await
+}
+
+/// One etcd server with TLS on its only port, and a certificate that is good for `host`. With
+/// `clients`, it wants a certificate of the same authority from them.
+pub async fn etcd_with_tls(authority: &Authority, host: &str, clients: bool) -> Server {
+    // Where it says how it is, to those who speak no TLS.
+    let health = Port::reserve();
+    let (cert, key) = authority.sign(host);
+    let mut arguments = [
+        ("--listen-client-urls", "https://127.0.0.1:{port}".to_owned()),
+        ("--advertise-client-urls", "https://127.0.0.1:{port}".to_owned()),
+        ("--listen-metrics-urls", format!("http://{}", health.address)),
+        ("--cert-file", cert.display().to_string()),
+        ("--key-file", key.display().to_string()),
+    ]
+    .map(|(name, value)| [name.to_owned(), value])
+    .concat();
+    if clients {
+        let ca = authority.ca().display().to_string();
+        arguments.extend(["--client-cert-auth".to_owned(), "--trusted-ca-file".to_owned(), ca]);
+    }
+    let recipe = etcd_recipe().args(ETCD_ALONE).args(arguments);
+    recipe.ready_when(move |_| is_healthy(health.address)).start().await
+}
+
+/// An etcd cluster of so many members on this machine. What the members say to each other can be cut.
+#[derive(Debug)]
+pub struct EtcdCluster {
+    /// The members, to be killed, stopped and restarted.
+    pub members: Vec<Server>,
+    /// What they call each other.
+    names: Vec<String>,
+    split: Split,
+    _peers: Vec<Port>,
+}
+
+impl EtcdCluster {
+    /// Starts it and waits until it has a leader.
+    ///
+    /// # Panics
+    ///
+    /// As [`Recipe::start`].
+    pub async fn start(size: usize) -> Self {
+        Self::start_with(size, |_, recipe| recipe).await
+    }
+
+    /// The same, and the clock of the first member is ten days ahead of the others: the one that never
+    /// jumps, which is the one that etcd's leases go by.
+    ///
+    /// # Panics
+    ///
+    /// As [`Recipe::start`], and when the kernel has no namespaces for clocks.
+    pub async fn start_with_a_clock_ahead(size: usize) -> Self {
+        let ahead = |at, recipe: Recipe| if at == 0 { ahead(recipe) } else { recipe };
+        Self::start_with(size, ahead).await
+    }
+
+    async fn start_with(size: usize, change: impl Fn(usize, Recipe) -> Recipe) -> Self {
+        let peers: Vec<Port> = (0..size).map(|_| Port::reserve()).collect();
+        let listening: Vec<SocketAddr> = peers.iter().map(|peer| peer.address).collect();
+        let split = Split::before(&listening).await;
+        let urls: Vec<String> =
+            split.addresses.iter().map(|address| format!("http://{address}")).collect();
+        let all: Vec<String> =
+            std::iter::zip(0.., &urls).map(|(at, url)| format!("m{at}={url}")).collect();
+        let starting = std::iter::zip(0.., &urls).map(|(at, url)| {
+            let arguments = [
+                "--name".to_owned(),
+                format!("m{at}"),
+                "--listen-peer-urls".to_owned(),
+                format!("http://{}", listening[at]),
+                "--initial-advertise-peer-urls".to_owned(),
+                url.clone(),
+                "--initial-cluster".to_owned(),
+                all.join(","),
+            ];
+            change(at, etcd_recipe().args(arguments)).start()
+        });
+        let members = futures_util::future::join_all(starting).await;
+        let known = member_list(members[0].address());
+        let names = urls.iter().map(|url| name_of(&known, url)).collect();
+        Self { members, names, split, _peers: peers }
+    }
+
+    /// Nothing goes between this member and the others any more, and nothing says so. Its clients
+    /// still reach it.
+    pub fn cut_off(&self, at: usize) {
+        self.split.cut_off(at, &self.names[at]);
+    }
+
+    /// Everything goes again.
+    pub fn mend(&self) {
+        self.split.mend();
+    }
+
+    /// The URL of the cluster, members in this order.
+    pub fn url(&self) -> String {
+        let members: Vec<String> =
+            self.members.iter().map(|member| member.address().to_string()).collect();
+        format!("etcd://{}", members.join(","))
+    }
+
+    /// The index of the member that leads, as the members themselves see it.
+    ///
+    /// # Panics
+    ///
+    /// When there is none for too long.
+    pub async fn leader(&self) -> usize {
+        let since = Instant::now();
+        loop {
+            for (at, member) in self.members.iter().enumerate() {
+                let metrics = http_get(member.address(), "/metrics").await.unwrap_or_default();
+                if metrics.lines().any(|line| line == "etcd_server_is_leader 1") {
+                    return at;
+                }
+            }
+            assert!(Instant::now().since(since) < START, "no leader");
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    }
+}
+
+fn member_list(address: SocketAddr) -> String {
+    let mut list = Command::new("etcdctl");
+    list.env("ETCDCTL_API", "3").args(["--endpoints", &address.to_string(), "member", "list"]);
+    String::from_utf8(list.output().unwrap().stdout).unwrap()
+}
+
+/// A member's name among the others, from the list that each of them has.
+fn name_of(members: &str, url: &str) -> String {
+    let member = members.lines().find(|member| member.contains(url));
+    let member = member.unwrap_or_else(|| panic!("{url} is not in {members:?}"));
+    member.split(',').next().unwrap_or_default().to_owned()
+}
+
+fn ahead(recipe: Recipe) -> Recipe {
+    let days = "864000";
+    let program = recipe.program.display().to_string();
+    let clock = ["--map-root-user", "--time", "--monotonic", days, "--boottime", days, &program];
+    let args = clock.map(str::to_owned).into_iter().chain(recipe.args).collect();
+    Recipe { program: "unshare".into(), package: "util-linux".into(), args, ..recipe }
+}
+
+async fn is_healthy(address: SocketAddr) -> bool {
+    let health = http_get(address, "/health").await.unwrap_or_default();
+    health.contains("\"health\":\"true\"")
+}
+
+/// What a server says about itself.
+///
+/// # Errors
+///
+/// When it does not answer.
+pub async fn http_get(address: SocketAddr, path: &str) -> std::io::Result<String> {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    let asked = async {
+        let mut stream = tokio::net::TcpStream::connect(address).await?;
+        let request = format!("GET {path} HTTP/1.0\r\nHost: {address}\r\n\r\n");
+        stream.write_all(request.as_bytes()).await?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await?;
+        Ok(answer)
+    };
+    tokio::time::timeout(Duration::from_secs(2), asked).await?
+}
+
 /// A port for a server, reserved against all other tests of this machine for as long as it is kept.
 ///
 /// Below the ports that the kernel gives to outgoing connections: one of those could take the port
 /// before the server does, and a probe could even connect to itself.
 #[derive(Debug)]
-struct Port {
-    address: SocketAddr,
+pub struct Port {
+    /// Where the server is to listen.
+    pub address: SocketAddr,
     _reserved: File,
 }
 
 impl Port {
-    fn reserve() -> Self {
+    pub(crate) fn reserve() -> Self {
         let folder = Path::new("/tmp/lockkeeper-test-ports");
         std::fs::create_dir_all(folder).unwrap();
         let mut random = Random::seeded();
@@ -231,6 +448,15 @@ impl Server {
     /// As [`Recipe::start`].
     pub async fn restart(&mut self) {
         self.kill();
+        self.start_again().await;
+    }
+
+    /// Starts it again after [`kill`](Self::kill).
+    ///
+    /// # Panics
+    ///
+    /// As [`Recipe::start`].
+    pub async fn start_again(&mut self) {
         self.child = self.recipe.spawn(self.port.address, self.dir(), &self.log);
         self.ready().await;
     }

@@ -25,15 +25,25 @@ fn lockkeeper(url: &str, words: &[&str]) -> (i32, String, String) {
 #[test]
 fn a_command_runs_under_a_lock_at_a_server() {
     let (_runtime, server) = redis(&[]);
-    let url = format!("redis://{}", server.address());
+    runs_under_a_lock(&format!("redis://{}", server.address()));
+}
+
+#[test]
+fn a_command_runs_under_a_lock_in_etcd() {
+    let runtime = Runtime::new().expect("a runtime");
+    let server = runtime.block_on(server::etcd(&[]));
+    runs_under_a_lock(&format!("etcd://{}", server.address()));
+}
+
+fn runs_under_a_lock(url: &str) {
     let script = format!("{BINARY} --url {url} show --json x; {BINARY} --url {url} run -n x true");
-    let (code, out, err) = lockkeeper(&url, &["run", "x", "sh", "-c", &script]);
+    let (code, out, err) = lockkeeper(url, &["run", "x", "sh", "-c", &script]);
     assert_eq!(code, 75, "the inner one is refused: {err}");
     let shown: serde_json::Value = serde_json::from_str(out.trim()).expect("JSON");
     assert_eq!(shown["kind"], "mutex");
     assert_eq!(shown["holders"].as_array().map(Vec::len), Some(1));
     assert!(shown["holders"][0]["lease_left_ms"].as_u64().is_some_and(|left| left > 20_000));
-    let (code, out, _) = lockkeeper(&url, &["ls", "--json"]);
+    let (code, out, _) = lockkeeper(url, &["ls", "--json"]);
     assert_eq!((code, out.trim()), (0, "[]"), "released");
 }
 

@@ -3,10 +3,26 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use async_trait::async_trait;
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, Client};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::net::TcpStream;
+
+use crate::harness::figure::Figure;
+use crate::harness::server::{Counts, Crowd, Note, Sample, Server};
+
+const OWN_SCRIPT: Figure = Figure::new(2, 3, "server time per script", "µs");
+pub(crate) const SENT: Figure = Figure::new(5, 0, "commands per hand-over, {n} clients", "");
+const IN_ALL: Figure = Figure::new(5, 1, "the same and inside scripts, {n} clients", "");
+const SENT_PER_GRANT: Figure = Figure::new(5, 2, "commands per grant, {n} clients", "");
+
+/// Commands, those inside scripts as well.
+pub(crate) const COMMANDS: usize = 0;
+/// Scripts run.
+pub(crate) const SCRIPTS: usize = 1;
+/// The time that scripts took, in µs.
+const SCRIPT_TIME: usize = 2;
 
 /// So many commands say which part of them was sent.
 const ENOUGH: u64 = 100;
@@ -15,18 +31,6 @@ const ENOUGH: u64 = 100;
 pub(crate) struct Stats {
     connection: MultiplexedConnection,
     address: SocketAddr,
-}
-
-/// The server's counters at one moment.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Sample {
-    /// Commands, those inside scripts as well.
-    pub(crate) commands: u64,
-    /// Scripts run, and the time they took in µs.
-    pub(crate) scripts: u64,
-    pub(crate) script_time: u64,
-    /// Time on a processor, in s.
-    pub(crate) cpu: f64,
 }
 
 impl Stats {
@@ -44,36 +48,57 @@ impl Stats {
         info.unwrap_or_else(|error| panic!("the server is gone ({error}): did somebody end it?"))
     }
 
-    pub(crate) async fn version(&self) -> String {
+    /// How many of these keys are there.
+    pub(crate) async fn exist(&self, keys: &[String]) -> u64 {
+        let mut connection = self.connection.clone();
+        let mut there = 0;
+        for some in keys.chunks(1000) {
+            let mut exists = redis::cmd("EXISTS");
+            exists.arg(some);
+            there += exists.query_async::<u64>(&mut connection).await.unwrap();
+        }
+        there
+    }
+}
+
+#[async_trait]
+impl Server for Stats {
+    async fn version(&self) -> String {
         let info = self.info().await;
         field(&info, "redis_version:").unwrap_or_default().to_owned()
     }
 
-    pub(crate) async fn sample(&self) -> Sample {
+    async fn sample(&self) -> Sample {
         let info = self.info().await;
         let number = |name: &str| field(&info, name).and_then(|text| text.parse::<f64>().ok());
-        let mut sample = Sample {
-            cpu: number("used_cpu_sys:").unwrap_or(0.0) + number("used_cpu_user:").unwrap_or(0.0),
-            ..Sample::default()
-        };
+        let cpu = number("used_cpu_sys:").unwrap_or(0.0) + number("used_cpu_user:").unwrap_or(0.0);
+        let mut counts = Counts::default();
         for line in info.lines().filter_map(|line| line.strip_prefix("cmdstat_")) {
             let Some((command, figures)) = line.split_once(':') else { continue };
             let figure = |name: &str| -> u64 {
                 let found = figures.split(',').find_map(|pair| pair.strip_prefix(name));
                 found.and_then(|text| text.parse().ok()).unwrap_or(0)
             };
-            sample.commands += figure("calls=");
+            counts[COMMANDS] += figure("calls=");
             if ["eval", "evalsha", "fcall"].contains(&command) {
-                sample.scripts += figure("calls=");
-                sample.script_time += figure("usec=");
+                counts[SCRIPTS] += figure("calls=");
+                counts[SCRIPT_TIME] += figure("usec=");
             }
         }
-        sample
+        Sample { cpu, counts }
+    }
+
+    async fn clear(&self) {
+        let mut connection = self.connection.clone();
+        redis::cmd("FLUSHALL").exec_async(&mut connection).await.unwrap();
+    }
+    fn pairs(&self, counts: Counts, _pairs: f64, note: Note<'_>) {
+        note(OWN_SCRIPT, counts[SCRIPT_TIME] as f64 / counts[SCRIPTS].max(1) as f64);
     }
 
     /// Which part of the commands came from clients, and not from inside scripts: looks at all of
     /// them for a while, which slows the server down. `None`: too few to tell.
-    pub(crate) async fn sent_part(&self, during: Duration) -> Option<f64> {
+    async fn look_closely(&self, during: Duration) -> Option<f64> {
         let mut stream = TcpStream::connect(self.address).await.unwrap();
         stream.write_all(b"MONITOR\r\n").await.unwrap();
         let mut lines = BufReader::with_capacity(1 << 20, stream).split(b'\n');
@@ -94,22 +119,13 @@ impl Stats {
         (all >= ENOUGH).then(|| (all - inside) as f64 / all as f64)
     }
 
-    /// How many of these keys are there.
-    pub(crate) async fn exist(&self, keys: &[String]) -> u64 {
-        let mut connection = self.connection.clone();
-        let mut there = 0;
-        for some in keys.chunks(1000) {
-            let mut exists = redis::cmd("EXISTS");
-            exists.arg(some);
-            there += exists.query_async::<u64>(&mut connection).await.unwrap();
-        }
-        there
-    }
-
-    /// Forgets everything, so that no measurement finds what another left behind.
-    pub(crate) async fn clear(&self) {
-        let mut connection = self.connection.clone();
-        redis::cmd("FLUSHALL").exec_async(&mut connection).await.unwrap();
+    fn crowd(&self, crowd: Crowd, note: Note<'_>) -> Result<(), String> {
+        let commands = crowd.counts[COMMANDS] as f64;
+        note(IN_ALL, commands / crowd.passes);
+        let sent_part = crowd.closely.ok_or("too few commands to tell which part was sent")?;
+        note(SENT, commands * sent_part / crowd.passes);
+        note(SENT_PER_GRANT, commands * sent_part / crowd.grants);
+        Ok(())
     }
 }
 

@@ -39,7 +39,7 @@ impl News {
     }
 
     /// The last word that was said, once.
-    #[cfg(feature = "redis")]
+    #[cfg(any(feature = "etcd", feature = "redis"))]
     pub(super) fn word(&self) -> Option<String> {
         self.word.lock().take()
     }

@@ -124,12 +124,13 @@ pub struct WriteGuard(Guard);
 impl WriteGuard {
     /// Goes on reading without letting another writer in between, under the same token.
     ///
-    /// With several guards of one owner all of them read from now on.
+    /// With several guards of one owner all of them read from now on, also when the answer was lost.
     ///
     /// # Errors
     ///
     /// [`Error::Lost`](crate::Error::Lost); [`Error::Unknown`](crate::Error::Unknown) when the
-    /// store's answer was lost. In both cases the lock is released.
+    /// store's answer was lost. In both cases this guard is gone, and with the last one of its owner
+    /// the lock is released.
     pub async fn downgrade(self) -> Result<Guard> {
         self.0.downgrade().await
     }

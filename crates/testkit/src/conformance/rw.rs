@@ -100,11 +100,12 @@ pub async fn downgrade_lets_readers_in_and_no_writer(harness: &dyn Harness) {
     }
     let writer = locks.rw_lock("x").write().await.unwrap();
     let token = writer.token();
-    let lock = other.rw_lock("x");
-    let waiting = tokio::spawn(async move { lock.write().await.unwrap() });
-    queued(&locks, "x", 1).await;
+    // The reader first: not every store lets one pass a writer that waits.
     let lock = other.rw_lock("x");
     let reading = tokio::spawn(async move { lock.read().await.unwrap() });
+    queued(&locks, "x", 1).await;
+    let lock = other.rw_lock("x");
+    let waiting = tokio::spawn(async move { lock.write().await.unwrap() });
     queued(&locks, "x", 2).await;
     let reader = writer.downgrade().await.unwrap();
     assert_eq!(reader.token(), token);

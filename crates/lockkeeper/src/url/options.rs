@@ -1,0 +1,165 @@
+//! What follows the question mark of a URL.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use super::servers::decode;
+use crate::backend::Term;
+use crate::error::{Error, Result};
+
+/// How locks are kept at a Redis server.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RedisOptions {
+    /// The files for a `rediss:` URL.
+    pub tls: TlsFiles,
+    /// What all keys begin with.
+    pub prefix: String,
+    /// What other clients see.
+    pub dialect: Dialect,
+}
+
+/// What clients of other libraries see of a lock at a Redis server.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Dialect {
+    /// The layout of Redisson.
+    #[default]
+    Redisson,
+    /// A string that expires, as `SET name value NX PX` makes it.
+    Plain,
+}
+
+/// How locks are kept in a ZooKeeper ensemble.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ZooKeeperOptions {
+    /// For how long a session lives without a sign of life; `None`: 10 s.
+    pub session: Option<Duration>,
+    /// What other clients see.
+    pub dialect: Recipe,
+    /// Who may use our nodes.
+    pub access: Access,
+}
+
+/// Whose recipes a lock in ZooKeeper follows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Recipe {
+    /// Those of Apache Curator.
+    #[default]
+    Curator,
+    /// Those of kazoo.
+    Kazoo,
+}
+
+/// Who may use our nodes in ZooKeeper besides us.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Access {
+    /// Everybody, as in Curator and kazoo.
+    #[default]
+    Open,
+    /// Those who give the same user and password.
+    Creator,
+}
+
+/// The PEM files that a connection by TLS uses.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TlsFiles {
+    /// The CAs to trust; without, those of the system.
+    pub ca: Option<PathBuf>,
+    /// Our own certificate and its key.
+    pub identity: Option<(PathBuf, PathBuf)>,
+}
+
+/// What follows the question mark.
+#[derive(Default)]
+pub(super) struct Options {
+    pub(super) ttl: Option<Duration>,
+    pub(super) prefix: String,
+    pub(super) access: Access,
+    dialect: Option<String>,
+    ca: Option<PathBuf>,
+    cert: Option<PathBuf>,
+    key: Option<PathBuf>,
+}
+
+impl Options {
+    pub(super) fn parse(scheme: &str, known: &[&str], query: &str) -> Result<Self> {
+        let mut options = Self::default();
+        for option in query.split('&').filter(|option| !option.is_empty()) {
+            let (name, value) = option.split_once('=').unwrap_or((option, ""));
+            match name {
+                _ if !known.contains(&name) => return Err(unknown(scheme, name, known)),
+                "prefix" => options.prefix = decode(value)?,
+                "dialect" => options.dialect = Some(value.to_owned()),
+                "acl" => options.access = one_of("acl", value, &ACCESS)?,
+                "ca" => options.ca = Some(file(name, value)?),
+                "cert" => options.cert = Some(file(name, value)?),
+                "key" => options.key = Some(file(name, value)?),
+                _ => options.ttl = Some(ttl(value)?),
+            }
+        }
+        Ok(options)
+    }
+
+    /// The dialect, one of these; the first when none was named.
+    pub(super) fn dialect<T: Copy>(&self, known: &[(&str, T)]) -> Result<T> {
+        match &self.dialect {
+            Some(dialect) => one_of("dialect", dialect, known),
+            None => Ok(known[0].1),
+        }
+    }
+
+    pub(super) fn tls_files(&self) -> Result<TlsFiles> {
+        let identity = match (self.cert.clone(), self.key.clone()) {
+            (Some(cert), Some(key)) => Some((cert, key)),
+            (None, None) => None,
+            _ => {
+                return Err(Error::Config(
+                    "cert= and key= belong together: give the certificate and its key, or neither"
+                        .into(),
+                ));
+            }
+        };
+        Ok(TlsFiles { ca: self.ca.clone(), identity })
+    }
+}
+
+pub(super) const REDIS_DIALECTS: [(&str, Dialect); 2] =
+    [("redisson", Dialect::Redisson), ("plain", Dialect::Plain)];
+pub(super) const ZOOKEEPER_DIALECTS: [(&str, Recipe); 2] =
+    [("curator", Recipe::Curator), ("kazoo", Recipe::Kazoo)];
+const ACCESS: [(&str, Access); 2] = [("open", Access::Open), ("creator", Access::Creator)];
+
+fn one_of<T: Copy>(option: &str, value: &str, known: &[(&str, T)]) -> Result<T> {
+    let found = known.iter().find(|(name, _)| *name == value);
+    found.map(|(_, value)| *value).ok_or_else(|| {
+        let known: Vec<_> = known.iter().map(|(name, _)| *name).collect();
+        let known = known.join(", ");
+        Error::Config(format!("this version knows no {option} {value:?}; known are: {known}"))
+    })
+}
+
+fn unknown(scheme: &str, name: &str, known: &[&str]) -> Error {
+    let hint = match name {
+        "ca" | "cert" | "key" if matches!(scheme, "redis" | "etcd" | "zookeeper") => {
+            format!("; for TLS write {scheme}s://")
+        }
+        _ => String::new(),
+    };
+    let known = known.join(", ");
+    Error::Config(format!("{scheme}: knows no option {name:?}; known are: {known}{hint}"))
+}
+
+fn file(name: &str, value: &str) -> Result<PathBuf> {
+    match decode(value)? {
+        path if path.is_empty() => {
+            Err(Error::Config(format!("{name}= needs a file: {name}=/path.pem")))
+        }
+        path => Ok(path.into()),
+    }
+}
+
+fn ttl(value: &str) -> Result<Duration> {
+    let ttl = humantime::parse_duration(value).map_err(|error| {
+        Error::Config(format!("ttl={value:?} is not a duration such as 30s or 500ms: {error}"))
+    })?;
+    Ok(Term::Hosted(ttl).check()?.ttl())
+}
