@@ -5,7 +5,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use lockkeeper::backend::etcd::Guarded;
 use lockkeeper::backend::{Kind, Patience, Request, Term};
 use lockkeeper::clock::Instant;
 use lockkeeper::{Cause, Error, Locks, Name, RequestId};
@@ -342,15 +341,15 @@ async fn guarded_writes_are_carried_out_under_the_lock_only() {
     let locks = connect(&server).await;
     etcdctl(&server, &["put", "todo", "1"]);
     let guard = locks.mutex("x").lock().await.unwrap();
-    let written = Guarded::by(&guard).unwrap().put("state", "one").delete("todo").commit().await;
+    let written = guard.txn().unwrap().put("state", "one").delete("todo").commit().await;
     assert!(written.unwrap() > guard.token().get());
     assert_eq!(etcdctl(&server, &["get", "state", "--print-value-only"]).trim(), "one");
     assert_eq!(etcdctl(&server, &["get", "todo"]), "");
     let late = locks.lease(Duration::from_secs(60)).rw_lock("y").write().await.unwrap();
     let late = late.downgrade().await.unwrap();
-    Guarded::by(&late).unwrap().put("state", "read").commit().await.unwrap();
+    late.txn().unwrap().put("state", "read").commit().await.unwrap();
     locks.admin().evict(&name("y"), "stuck").await.unwrap();
-    let refused = Guarded::by(&late).unwrap().put("state", "late").commit().await.unwrap_err();
+    let refused = late.txn().unwrap().put("state", "late").commit().await.unwrap_err();
     let evicted =
         matches!(&refused, Error::Lost { cause: Cause::Evicted(why), .. } if why == "stuck");
     assert!(evicted, "{refused}");
@@ -358,7 +357,7 @@ async fn guarded_writes_are_carried_out_under_the_lock_only() {
     assert_eq!(etcdctl(&server, &["get", "state", "--print-value-only"]).trim(), "read");
     let memory = Locks::memory();
     let elsewhere = memory.mutex("x").lock().await.unwrap();
-    assert!(matches!(Guarded::by(&elsewhere), Err(Error::Unsupported { .. })));
+    assert!(matches!(elsewhere.txn(), Err(Error::Unsupported { .. })));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -370,12 +369,12 @@ async fn a_guarded_write_of_a_stopped_holder_is_refused() {
     proxy.delay(Way::Up, Duration::from_secs(1));
     proxy.freeze();
     let late = tokio::spawn(async move {
-        let committed = Guarded::by(&guard).unwrap().put("state", "late").commit().await;
+        let committed = guard.txn().unwrap().put("state", "late").commit().await;
         (committed, guard)
     });
     let direct = connect(&server).await;
     let next = soon("overtaken", direct.mutex("x").lock()).await.unwrap();
-    Guarded::by(&next).unwrap().put("state", "next").commit().await.unwrap();
+    next.txn().unwrap().put("state", "next").commit().await.unwrap();
     proxy.pass();
     let (committed, guard) = soon("an answer", late).await.unwrap();
     assert!(committed.is_err() && guard.is_lost());

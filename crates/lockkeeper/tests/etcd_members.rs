@@ -7,7 +7,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use lockkeeper::backend::etcd::Guarded;
 use lockkeeper::clock::Instant;
 use lockkeeper::{Error, Guard, Locks, Name};
 use rustix::process::{Pid, Resource, Rlimit, prlimit};
@@ -85,12 +84,12 @@ async fn knows_in_time(leads: bool) {
     assert!(!waiting.is_finished(), "the holder knows before the next one has it");
     let next = soon("the next", waiting).await.unwrap();
     assert!(next.token() > held.token());
-    Guarded::by(&next).unwrap().put("state", "next").commit().await.unwrap();
-    let late = Guarded::by(&held).unwrap().put("state", "late").commit().await;
+    next.txn().unwrap().put("state", "next").commit().await.unwrap();
+    let late = held.txn().unwrap().put("state", "late").commit().await;
     assert!(late.is_err(), "{late:?}");
     cluster.mend();
     let late = async || {
-        let late = Guarded::by(&held).unwrap().put("state", "late").commit().await;
+        let late = held.txn().unwrap().put("state", "late").commit().await;
         matches!(late, Err(Error::Lost { .. }))
     };
     eventually("refused by all", late).await;

@@ -89,7 +89,7 @@ use async_trait::async_trait;
 use self::address::Address;
 use self::asking::{Asking, Step};
 use self::client::{Client, may_pass};
-pub use self::guarded::Guarded;
+pub use self::guarded::Txn;
 use self::keepalive::KeepAlive;
 use self::proto::etcdserverpb as pb;
 use self::spare::Spare;

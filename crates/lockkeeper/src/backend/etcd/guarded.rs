@@ -16,42 +16,23 @@ use crate::loss::Cause;
 /// token has to be checked by anybody.
 ///
 /// ```no_run
-/// # async fn example() -> lockkeeper::Result<()> {
-/// use lockkeeper::Locks;
-/// use lockkeeper::backend::etcd::Guarded;
-///
-/// let locks = Locks::connect("etcd://localhost").await?;
+/// # #[tokio::main]
+/// # async fn main() -> lockkeeper::Result<()> {
+/// let locks = lockkeeper::Locks::connect("etcd://localhost").await?;
 /// let guard = locks.mutex("orders/42").lock().await?;
-/// let txn = Guarded::by(&guard)?.put("state/42", "shipped").delete("todo/42");
-/// txn.commit().await?;
+/// guard.txn()?.put("state/42", "shipped").delete("todo/42").commit().await?;
 /// guard.release().await
 /// # }
 /// ```
 #[derive(Debug)]
 #[must_use = "nothing is written before `commit`"]
-pub struct Guarded<'a> {
+pub struct Txn<'a> {
     guard: &'a Guard,
     hold: &'a EtcdHold,
     writes: Vec<pb::RequestOp>,
 }
 
-impl<'a> Guarded<'a> {
-    /// Begins a transaction under this lock.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Unsupported`] when the lock is not in an etcd cluster.
-    pub fn by(guard: &'a Guard) -> Result<Self> {
-        let hold: &dyn Any = guard.hold();
-        match hold.downcast_ref() {
-            Some(hold) => Ok(Self { guard, hold, writes: Vec::new() }),
-            None => Err(Error::Unsupported {
-                backend: "this store",
-                what: "transactions of etcd: the lock is not there".into(),
-            }),
-        }
-    }
-
+impl Txn<'_> {
     /// Writes a key. It is taken as it is: the prefix of the URL is for locks.
     pub fn put(mut self, key: impl Into<Vec<u8>>, value: impl Into<Vec<u8>>) -> Self {
         self.writes.push(steps::put(key.into(), value.into(), Some(0)));
@@ -80,6 +61,24 @@ impl<'a> Guarded<'a> {
                 operation: "the transaction",
                 within: super::client::COMMAND_TIME,
                 source: source.into(),
+            }),
+        }
+    }
+}
+
+impl Guard {
+    /// Begins a transaction of etcd that is carried out only while this lock is held.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unsupported`] when the lock is not in an etcd cluster.
+    pub fn txn(&self) -> Result<Txn<'_>> {
+        let hold: &dyn Any = self.hold();
+        match hold.downcast_ref() {
+            Some(hold) => Ok(Txn { guard: self, hold, writes: Vec::new() }),
+            None => Err(Error::Unsupported {
+                backend: "this store",
+                what: "transactions of etcd: the lock is not there".into(),
             }),
         }
     }

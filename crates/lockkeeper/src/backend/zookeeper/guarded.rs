@@ -15,7 +15,8 @@ use crate::guard::Guard;
 /// the node of the hold is still there: stronger than a token, for whatever lives in ZooKeeper.
 ///
 /// ```no_run
-/// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+/// # #[tokio::main]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let locks = lockkeeper::Locks::connect("zookeeper://localhost/app").await?;
 /// let guard = locks.mutex("config").lock().await?;
 /// let guarded = guard.zookeeper()?;
