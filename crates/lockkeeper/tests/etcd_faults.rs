@@ -5,6 +5,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use lockkeeper::backend::etcd::WAITER_LEASE;
 use lockkeeper::backend::{Kind, Patience, Request, Term};
 use lockkeeper::clock::Instant;
 use lockkeeper::{Cause, Error, Locks, Name, RequestId};
@@ -382,9 +383,8 @@ async fn a_guarded_write_of_a_stopped_holder_is_refused() {
     next.release().await.unwrap();
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn users_log_in_and_refusals_say_what_to_do() {
-    let mut server = server::etcd(&[]).await;
+/// From now on users must log in: `app` has rights on keys that begin with `app/` and on no others.
+fn let_in(server: &Server) {
     for words in [
         &["user", "add", "root:s3cret"][..],
         &["role", "add", "root"],
@@ -395,8 +395,43 @@ async fn users_log_in_and_refusals_say_what_to_do() {
         &["user", "grant-role", "app", "app"],
         &["auth", "enable"],
     ] {
-        etcdctl(&server, words);
+        etcdctl(server, words);
     }
+}
+
+/// A waiter keeps its lease alive again and again; here, past the end of the first.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rights_on_one_prefix_are_enough_to_wait_and_to_hold() {
+    let server = server::etcd(&[]).await;
+    let_in(&server);
+    let url = format!("etcd://app:pw@{}?prefix=app/", server.address());
+    let (locks, other) = (Locks::connect(&url).await.unwrap(), Locks::connect(&url).await.unwrap());
+    let held = locks.ttl(Duration::from_secs(3)).mutex("x").fair().lock().await.unwrap();
+    let mutex = other.mutex("x").fair();
+    let waiting = tokio::spawn(async move { mutex.lock().await });
+    queued(&locks, 1).await;
+    let line = || {
+        let root = ["--user", "root:s3cret", "get", "--prefix", "app/x/", "--keys-only"];
+        etcdctl(&server, &[&root[..], &["-w", "json"]].concat())
+    };
+    let created = |line: &str| {
+        let revisions: Vec<String> =
+            line.split("create_revision\":").skip(1).map(|rest| rest[..4].to_owned()).collect();
+        revisions
+    };
+    let before = created(&line());
+    assert_eq!(before.len(), 2, "{before:?}");
+    tokio::time::sleep(WAITER_LEASE + Duration::from_secs(1)).await;
+    assert!(!held.is_lost() && !waiting.is_finished());
+    assert_eq!(created(&line()), before, "the same places");
+    held.release().await.unwrap();
+    soon("its turn", waiting).await.unwrap().unwrap().release().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn users_log_in_and_refusals_say_what_to_do() {
+    let mut server = server::etcd(&[]).await;
+    let_in(&server);
     let at = server.address();
     let error = text(&Locks::connect(&format!("etcd://{at}")).await.unwrap_err());
     assert!(error.contains("password"), "{error}");

@@ -28,8 +28,8 @@
 //!    wait the one in which it took its turn. It grows with every grant and every eviction.
 //! 5. A waiter has a lease of at most 5 s and keeps it alive itself. A hold that is to last longer
 //!    gets a longer lease when it is first renewed. Every renewal also reads the key.
-//! 6. While it is held its key is watched. Releasing deletes it only if it is the one that was
-//!    created then.
+//! 6. A hold that is not given back within a moment watches its key. Releasing deletes it only if it
+//!    is the one that was created then.
 //!
 //! # What it promises
 //!
@@ -130,17 +130,18 @@ impl Etcd {
     ///
     /// # Errors
     ///
-    /// [`Error::Config`](crate::Error::Config) for servers or files that make no sense, [`Error::Unavailable`](crate::Error::Unavailable)
-    /// when none of them can be reached, or when they refuse us.
+    /// [`Config`](crate::Error::Config) for servers or files that make no sense,
+    /// [`Unavailable`](crate::Error::Unavailable) when none of them can be reached, or they refuse us.
     pub async fn connect(servers: &Servers, place: String, prefix: &str) -> Result<Arc<Self>> {
         let address = Address::new(servers, &place)?;
         let client = Arc::new(Client::new(address));
         let key = format!("{prefix}./").into_bytes();
         let probe = pb::RangeRequest { key, ..Default::default() };
         let explain = |error| address::explain(error, servers.tls.is_some());
-        client.connect(probe).await.map_err(explain)?;
+        client.connect(probe.clone()).await.map_err(explain)?;
         let requests = Arc::new(Register::new());
-        let (alive, watcher) = (KeepAlive::start(&client), Watcher::start(&client, &requests));
+        let alive = KeepAlive::start(&client, probe);
+        let watcher = Watcher::start(&client, &requests);
         let server = Arc::new(Server { client, alive, watcher, requests, spare: Spare::default() });
         Ok(Arc::new(Self { place, prefix: prefix.to_owned(), server }))
     }

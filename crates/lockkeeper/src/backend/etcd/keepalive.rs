@@ -39,14 +39,16 @@ impl Kept {
 pub(super) struct KeepAlive {
     client: Arc<Client>,
     asks: mpsc::UnboundedSender<Ask>,
+    /// What the majority is asked. All that counts is who answers; but we must be allowed to ask.
+    probe: pb::RangeRequest,
 }
 
 impl KeepAlive {
     /// Must be called inside a tokio runtime.
-    pub(super) fn start(client: &Arc<Client>) -> Self {
+    pub(super) fn start(client: &Arc<Client>, probe: pb::RangeRequest) -> Self {
         let (asks, asked) = mpsc::unbounded_channel();
         tokio::spawn(serve(Arc::clone(client), asked));
-        Self { client: Arc::clone(client), asks }
+        Self { client: Arc::clone(client), asks, probe }
     }
 
     /// Lets a lease start again. An error: not known.
@@ -61,9 +63,7 @@ impl KeepAlive {
     /// Lets a lease start again; how long it then lasts. Zero: it has ended. An error: not known.
     pub(super) async fn keep(&self, lease: i64) -> Result<Duration> {
         let kept = self.ask(lease).await?;
-        // Of any key: all that counts is who answers.
-        let probe = pb::RangeRequest { key: vec![0], count_only: true, ..Default::default() };
-        kept.confirmed_by(self.client.range(probe).await?.header.as_ref())
+        kept.confirmed_by(self.client.range(self.probe.clone()).await?.header.as_ref())
     }
 }
 
