@@ -10,7 +10,7 @@ use lockkeeper::backend::{Kind, Patience, Request, Term};
 use lockkeeper::clock::Instant;
 use lockkeeper::{Cause, Error, Locks, Name, RequestId};
 use testkit::proxy::{Proxy, Way};
-use testkit::server::{self, Server};
+use testkit::server::{self, Server, etcdctl};
 use testkit::wait::{eventually, soon};
 
 async fn connect(server: &Server) -> Locks {
@@ -25,18 +25,6 @@ async fn through(server: &Server) -> (Locks, Proxy) {
 
 fn name(text: &str) -> Name {
     text.parse().unwrap()
-}
-
-/// What an operator types.
-fn etcdctl(server: &Server, words: &[&str]) -> String {
-    let output = std::process::Command::new("etcdctl")
-        .env("ETCDCTL_API", "3")
-        .args(["--endpoints", &server.address().to_string()])
-        .args(words)
-        .output()
-        .unwrap();
-    assert!(output.status.success(), "{words:?}: {output:?}");
-    String::from_utf8(output.stdout).unwrap()
 }
 
 async fn holders(locks: &Locks) -> usize {

@@ -2,7 +2,6 @@
 #![cfg(feature = "etcd")]
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-use std::process::{Command, Output};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -11,7 +10,7 @@ use lockkeeper::clock::Instant;
 use lockkeeper::{Error, Guard, Locks, Name};
 use rustix::process::{Pid, Resource, Rlimit, prlimit};
 use testkit::conformance::judge::Judge;
-use testkit::server::{self, EtcdCluster, Server};
+use testkit::server::{self, EtcdCluster, Server, etcdctl, try_etcdctl};
 use testkit::wait::{eventually, soon};
 use tokio::task::JoinHandle;
 
@@ -53,21 +52,6 @@ async fn renewed(guard: &Guard) {
         guard.expires_at().unwrap() > before
     })
     .await;
-}
-
-fn run(server: &Server, words: &[&str]) -> Output {
-    Command::new("etcdctl")
-        .env("ETCDCTL_API", "3")
-        .args(["--endpoints", &server.address().to_string()])
-        .args(words)
-        .output()
-        .unwrap()
-}
-
-fn etcdctl(server: &Server, words: &[&str]) -> String {
-    let output = run(server, words);
-    assert!(output.status.success(), "{words:?}: {output:?}");
-    String::from_utf8(output.stdout).unwrap()
 }
 
 /// The holder reaches one member only, which the others do not reach any more; it goes on answering.
@@ -175,7 +159,7 @@ async fn a_full_database_keeps_holds_and_says_what_to_do() {
     let held = locks.ttl(Duration::from_secs(3)).mutex("x").lock().await.unwrap();
     // Each version stays until it is compacted.
     let lump = "x".repeat(100_000);
-    let full = (0..200).any(|_| !run(&server, &["put", "lump", &lump]).status.success());
+    let full = (0..200).any(|_| !try_etcdctl(&server, &["put", "lump", &lump]).status.success());
     assert!(full, "the quota is used up");
     let since = Instant::now();
     let refused = locks.mutex("y").try_lock().await.unwrap_err();

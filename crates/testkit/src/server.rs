@@ -9,7 +9,7 @@ use std::future::Future;
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -256,7 +256,7 @@ impl EtcdCluster {
             change(at, etcd_recipe().args(arguments)).start()
         });
         let members = futures_util::future::join_all(starting).await;
-        let known = member_list(members[0].address());
+        let known = etcdctl(&members[0], &["member", "list"]);
         let names = urls.iter().map(|url| name_of(&known, url)).collect();
         Self { members, names, split, _peers: peers }
     }
@@ -299,10 +299,29 @@ impl EtcdCluster {
     }
 }
 
-fn member_list(address: SocketAddr) -> String {
-    let mut list = Command::new("etcdctl");
-    list.env("ETCDCTL_API", "3").args(["--endpoints", &address.to_string(), "member", "list"]);
-    String::from_utf8(list.output().unwrap().stdout).unwrap()
+/// What an operator types at an etcd server, and what came of it.
+///
+/// # Panics
+///
+/// When there is no `etcdctl`.
+pub fn try_etcdctl(server: &Server, words: &[&str]) -> Output {
+    Command::new("etcdctl")
+        .env("ETCDCTL_API", "3")
+        .args(["--endpoints", &server.address().to_string()])
+        .args(words)
+        .output()
+        .unwrap()
+}
+
+/// The same, and it must succeed.
+///
+/// # Panics
+///
+/// When it does not.
+pub fn etcdctl(server: &Server, words: &[&str]) -> String {
+    let output = try_etcdctl(server, words);
+    assert!(output.status.success(), "{words:?}: {output:?}");
+    String::from_utf8(output.stdout).unwrap()
 }
 
 /// A member's name among the others, from the list that each of them has.

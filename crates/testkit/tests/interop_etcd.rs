@@ -4,14 +4,14 @@
 #![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 use std::io::{BufRead, BufReader};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use lockkeeper::clock::Instant;
 use lockkeeper::{Cause, Locks, Name};
 use rustix::process::{Pid, Signal, kill_process};
 use testkit::peer::Peer;
-use testkit::server::{self, Server};
+use testkit::server::{self, Server, etcdctl, try_etcdctl};
 use testkit::wait::{eventually, soon};
 
 /// The best of several rounds is woken within this time; the others may meet a busy machine.
@@ -149,7 +149,7 @@ async fn a_session_that_is_lost_is_skipped_on_either_side() {
         let key = etcdctl(&server, &first);
         let lease = key.lines().find_map(|line| line.strip_prefix("\"Lease\" : ")).unwrap();
         let lease = format!("{:x}", lease.parse::<i64>().unwrap());
-        run(&server, &["lease", "revoke", &lease]).status.success()
+        try_etcdctl(&server, &["lease", "revoke", &lease]).status.success()
     })
     .await;
     waits.value().await;
@@ -158,21 +158,6 @@ async fn a_session_that_is_lost_is_skipped_on_either_side() {
     let eviction = locks.admin().evict(&name("x"), "stuck").await.unwrap();
     assert_eq!(eviction.holders.len(), 1);
     assert_eq!(peer.ask("u", "owned x").await, "false");
-}
-
-fn run(server: &Server, words: &[&str]) -> Output {
-    Command::new("etcdctl")
-        .env("ETCDCTL_API", "3")
-        .args(["--endpoints", &server.address().to_string()])
-        .args(words)
-        .output()
-        .unwrap()
-}
-
-fn etcdctl(server: &Server, words: &[&str]) -> String {
-    let output = run(server, words);
-    assert!(output.status.success(), "{words:?}: {output:?}");
-    String::from_utf8(output.stdout).unwrap()
 }
 
 /// `etcdctl lock`, killed when dropped.
