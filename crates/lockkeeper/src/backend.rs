@@ -25,6 +25,8 @@ pub mod memory;
 #[cfg(feature = "redis")]
 pub mod redis;
 mod register;
+#[cfg(any(feature = "mysql", feature = "postgres"))]
+pub mod sql;
 #[cfg(feature = "zookeeper")]
 pub mod zookeeper;
 

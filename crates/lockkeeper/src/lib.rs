@@ -30,4 +30,6 @@ pub use name::Name;
 pub use owner::{Owner, RequestId};
 pub use primitive::{Latch, Multi, MultiGuard, Mutex, RwLock, Semaphore, WriteGuard};
 pub use token::{Token, TokenBlock};
-pub use url::{Access, Dialect, Recipe, RedisOptions, Servers, TlsFiles, Url, ZooKeeperOptions};
+pub use url::{
+    Access, Dialect, Recipe, RedisOptions, Servers, SqlOptions, TlsFiles, Url, ZooKeeperOptions,
+};

@@ -90,6 +90,16 @@ impl Locks {
         Ok(Self::with_ttl(url.open().await?, ttl))
     }
 
+    /// Prepares the store that the URL names: makes the tables in a database, which must be done once
+    /// by somebody who may. Where they are, and for every other store, there is nothing to do.
+    ///
+    /// # Errors
+    ///
+    /// As for [`connect`](Self::connect).
+    pub async fn init(url: &str) -> Result<()> {
+        url.parse::<Url>()?.init().await
+    }
+
     /// Locks inside this process that nobody else shares. Must be called inside a tokio runtime.
     ///
     /// # Panics

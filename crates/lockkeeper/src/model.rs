@@ -184,6 +184,49 @@ impl<P: Clone> State<P> {
         holders.chain(waiters).chain(self.latch.as_ref().map(|latch| latch.expires)).min()
     }
 
+    /// When the last of it expires: nothing is left to remember then. `None`: there is something that
+    /// never does, or nothing at all.
+    pub fn last_expiry(&self) -> Option<Instant> {
+        let holders = self.holders.iter().map(|holder| holder.expires);
+        let waiters = self.queue.iter().map(|waiter| waiter.expires);
+        let evicted = self.evicted.iter().map(|evicted| Some(evicted.until));
+        let latch = self.latch.iter().map(|latch| Some(latch.expires));
+        let all: Option<Vec<_>> = holders.chain(waiters).chain(evicted).chain(latch).collect();
+        all?.into_iter().max()
+    }
+
+    /// Whether there is nothing but the hold of this request.
+    pub fn is_only(&self, id: RequestId) -> bool {
+        self.queue.is_empty()
+            && self.latch.is_none()
+            && self.evicted.is_empty()
+            && matches!(self.holders.as_slice(), [one] if one.id == id)
+    }
+
+    /// The requests that are granted.
+    pub fn held_by(&self) -> impl Iterator<Item = RequestId> {
+        self.holders.iter().map(|holder| holder.id)
+    }
+
+    /// Moves every time and every token on, for a store that learns only afterwards from where they
+    /// count.
+    pub fn shift(&mut self, time: Duration, tokens: u64) {
+        for holder in &mut self.holders {
+            holder.since = holder.since + time;
+            holder.expires = holder.expires.map(|at| at + time);
+            holder.tokens = holder.tokens.shifted(tokens);
+        }
+        for waiter in &mut self.queue {
+            waiter.expires = waiter.expires.map(|at| at + time);
+        }
+        for evicted in &mut self.evicted {
+            evicted.until = evicted.until + time;
+        }
+        if let Some(latch) = &mut self.latch {
+            latch.expires = latch.expires + time;
+        }
+    }
+
     /// Those whose death concerns this request: the holders, and whoever waits next before it, who in
     /// turn looks after those before.
     pub fn ahead_of(&self, id: RequestId) -> impl Iterator<Item = &P> {
@@ -506,6 +549,11 @@ impl<P: Clone> State<P> {
             self.open_latch(world);
         }
         left
+    }
+
+    /// Whether it is a closed latch.
+    pub fn is_latch(&self) -> bool {
+        self.latch.is_some()
     }
 
     /// What is left.

@@ -61,6 +61,12 @@ impl TokenBlock {
         Self { first, count: count.max(1) }
     }
 
+    /// The same block, so many tokens further on.
+    #[must_use]
+    pub(crate) fn shifted(self, by: u64) -> Self {
+        Self { first: Token(self.first.0.saturating_add(by)), count: self.count }
+    }
+
     /// Takes the next `count` tokens off a counter that holds the last one issued.
     pub fn issue(counter: &mut u64, count: u32) -> Self {
         let count = count.max(1);

@@ -9,7 +9,9 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
-pub use self::options::{Access, Dialect, Recipe, RedisOptions, TlsFiles, ZooKeeperOptions};
+pub use self::options::{
+    Access, Dialect, Recipe, RedisOptions, SqlOptions, TlsFiles, ZooKeeperOptions,
+};
 use self::options::{Options, REDIS_DIALECTS, ZOOKEEPER_DIALECTS};
 pub use self::servers::Servers;
 pub(crate) use self::servers::decode;
@@ -18,9 +20,10 @@ use crate::backend::Backend;
 use crate::backend::file::File;
 use crate::backend::memory::Memory;
 use crate::error::{Error, Result};
+use crate::name::Name;
 
 /// The schemes of this version, with the options that each one knows.
-const KNOWN: [(&str, &[&str]); 8] = [
+const KNOWN: [(&str, &[&str]); 10] = [
     ("memory", &["ttl"]),
     ("file", &["ttl"]),
     ("redis", &["ttl", "prefix", "dialect"]),
@@ -29,7 +32,12 @@ const KNOWN: [(&str, &[&str]); 8] = [
     ("etcds", &["ttl", "prefix", "ca", "cert", "key"]),
     ("zookeeper", &["ttl", "dialect", "acl"]),
     ("zookeepers", &["ttl", "dialect", "acl", "ca", "cert", "key"]),
+    ("postgres", &["ttl", "prefix", "pool"]),
+    ("mysql", &["ttl", "prefix", "pool"]),
 ];
+
+/// How many connections to a database there are at most when nothing else is said.
+const POOL: usize = 4;
 
 /// Where the locks are.
 ///
@@ -42,6 +50,8 @@ const KNOWN: [(&str, &[&str]); 8] = [
 /// | `redis://[USER[:PASSWORD]@]HOST[:PORT][/DB]` | a Redis server, with Redisson's layout (feature `redis`) |
 /// | `etcd://[USER:PASSWORD@]HOST[:PORT],…` | an etcd cluster, with the layout of its Go package (feature `etcd`) |
 /// | `zookeeper://[USER:PASSWORD@]HOST[:PORT],…[/PATH]` | a ZooKeeper ensemble, with Curator's layout (feature `zookeeper`) |
+/// | `postgres://USER[:PASSWORD]@HOST[:PORT]/DATABASE` | tables in a PostgreSQL database (feature `postgres`) |
+/// | `mysql://USER[:PASSWORD]@HOST[:PORT]/DATABASE` | tables in a MySQL or MariaDB database (feature `mysql`) |
 /// | `rediss://…`, `etcds://…`, `zookeepers://…` | the same by TLS; the server's certificate must be valid for HOST (ZooKeeper: feature `zookeeper-tls`) |
 ///
 /// Options follow as a query: `file:/srv/locks?ttl=10s`.
@@ -49,7 +59,8 @@ const KNOWN: [(&str, &[&str]); 8] = [
 /// | option | meaning |
 /// | --- | --- |
 /// | `ttl` | time to live of a hosted lock, `100ms` to `30days`; default 30 s. `zookeeper:`: also that of the session, there by default 10 s |
-/// | `prefix` | what all keys begin with (`redis:` and `etcd:`); default nothing |
+/// | `prefix` | what all keys begin with (`redis:`, `etcd:`, `postgres:` and `mysql:`); default nothing |
+/// | `pool` | how many connections to use at most (`postgres:`, besides one that listens, and `mysql:`); default 4 |
 /// | `dialect` | with which other clients locks are shared. `redis:`: `redisson` (default), or `plain` for those that use `SET name value NX PX`; `zookeeper:`: `curator` (default) or `kazoo` |
 /// | `acl` | who may use our nodes (`zookeeper:`): `open` (default), or `creator` for those with the same user and password |
 /// | `ca` | a PEM file of the CAs to trust (by TLS); default those of the system |
@@ -95,6 +106,10 @@ enum Scheme {
         servers: Servers,
         options: ZooKeeperOptions,
     },
+    #[cfg_attr(not(feature = "postgres"), allow(dead_code, reason = "for postgres: alone"))]
+    Postgres(SqlOptions),
+    #[cfg_attr(not(feature = "mysql"), allow(dead_code, reason = "for mysql: alone"))]
+    MySql(SqlOptions),
 }
 
 impl Url {
@@ -114,11 +129,19 @@ impl Url {
             Scheme::Etcd { .. } => "etcd",
             Scheme::ZooKeeper { servers, .. } if servers.tls.is_some() => "zookeepers",
             Scheme::ZooKeeper { .. } => "zookeeper",
+            Scheme::Postgres(_) => "postgres",
+            Scheme::MySql(_) => "mysql",
         }
     }
 
     /// What the store is called: no password, no options.
-    #[cfg(any(feature = "etcd", feature = "redis", feature = "zookeeper"))]
+    #[cfg(any(
+        feature = "etcd",
+        feature = "mysql",
+        feature = "postgres",
+        feature = "redis",
+        feature = "zookeeper"
+    ))]
     fn place(&self) -> String {
         self.text.split('?').next().unwrap_or_default().to_owned()
     }
@@ -148,16 +171,61 @@ impl Url {
                 use crate::backend::zookeeper::ZooKeeper;
                 Ok(ZooKeeper::connect(servers, self.place(), options).await?)
             }
-            #[cfg(not(all(feature = "etcd", feature = "redis", feature = "zookeeper")))]
-            other => Err(Error::Config(format!(
-                "this build has no such backend; enable the cargo feature `{}`",
-                match other {
-                    Scheme::Redis { .. } => "redis",
-                    Scheme::Etcd { .. } => "etcd",
-                    _ => "zookeeper",
-                }
-            ))),
+            #[cfg(feature = "postgres")]
+            Scheme::Postgres(options) => crate::backend::sql::postgres(self.place(), options).await,
+            #[cfg(feature = "mysql")]
+            Scheme::MySql(options) => crate::backend::sql::mysql(self.place(), options).await,
+            #[cfg(not(all(
+                feature = "etcd",
+                feature = "mysql",
+                feature = "postgres",
+                feature = "redis",
+                feature = "zookeeper"
+            )))]
+            other => Err(other.missing()),
         }
+    }
+
+    /// Prepares the store where somebody has to: makes the tables in a database. Where they are, and
+    /// for every other store, there is nothing to do.
+    ///
+    /// # Errors
+    ///
+    /// As for [`open`](Self::open).
+    pub async fn init(&self) -> Result<()> {
+        match &self.scheme {
+            #[cfg(feature = "postgres")]
+            Scheme::Postgres(options) => crate::backend::sql::init_postgres(options).await,
+            #[cfg(feature = "mysql")]
+            Scheme::MySql(options) => crate::backend::sql::init_mysql(options).await,
+            #[cfg(not(feature = "postgres"))]
+            missing @ Scheme::Postgres(_) => Err(missing.missing()),
+            #[cfg(not(feature = "mysql"))]
+            missing @ Scheme::MySql(_) => Err(missing.missing()),
+            _ => Ok(()),
+        }
+    }
+}
+
+#[cfg(not(all(
+    feature = "etcd",
+    feature = "mysql",
+    feature = "postgres",
+    feature = "redis",
+    feature = "zookeeper"
+)))]
+impl Scheme {
+    fn missing(&self) -> Error {
+        Error::Config(format!(
+            "this build has no such backend; enable the cargo feature `{}`",
+            match self {
+                Self::Redis { .. } => "redis",
+                Self::Etcd { .. } => "etcd",
+                Self::Postgres(_) => "postgres",
+                Self::MySql(_) => "mysql",
+                _ => "zookeeper",
+            }
+        ))
     }
 }
 
@@ -185,6 +253,10 @@ impl Url {
                 }
                 Scheme::Etcd { servers, prefix: options.prefix }
             }
+            "postgres" | "mysql" => {
+                let options = Self::sql(text, rest, options)?;
+                if name == "postgres" { Scheme::Postgres(options) } else { Scheme::MySql(options) }
+            }
             _ => {
                 let servers = Servers::parse(text, rest, by_tls)?;
                 let (dialect, access) = (options.dialect(&ZOOKEEPER_DIALECTS)?, options.access);
@@ -193,6 +265,26 @@ impl Url {
             }
         };
         Ok(Self { text: redacted(text), scheme, ttl })
+    }
+}
+
+impl Url {
+    fn sql(text: &str, rest: &str, options: Options) -> Result<SqlOptions> {
+        let servers = Servers::parse(text, rest, None)?;
+        let wrong = match &servers {
+            servers if servers.hosts.len() > 1 => "names more than one server",
+            servers if servers.credentials.is_none() => "names no user",
+            servers if servers.path.is_empty() => "names no database",
+            _ if options.prefix.len() > Name::MAX_BYTES => "has a prefix of more than 255 bytes",
+            _ => {
+                let (prefix, pool) = (options.prefix, options.pool.unwrap_or(POOL));
+                return Ok(SqlOptions { servers, prefix, pool });
+            }
+        };
+        let (text, scheme) = (redacted(text), text.split(':').next().unwrap_or_default());
+        Err(Error::Config(format!(
+            "{text:?} {wrong}: write {scheme}://USER:PASSWORD@HOST:PORT/DATABASE"
+        )))
     }
 }
 

@@ -7,7 +7,7 @@
 //! | [`peer`] | lock libraries of other languages, to share locks with |
 //! | [`party`] | the same words for ours and for them |
 //! | [`crowd`], [`storm`] | random steps under the eyes of a referee, and all at once |
-//! | [`server`], [`zookeeper`] | real servers as child processes |
+//! | [`server`], [`zookeeper`], [`database`] | real servers as child processes |
 //! | [`authority`] | certificates for servers and clients |
 //! | [`greeting`] | what two clients do first, and what they are told when they cannot |
 //! | [`resp`] | a Redis client of few lines, to look at a server and to meddle with it |
@@ -28,6 +28,7 @@ pub mod authority;
 pub mod checker;
 pub mod conformance;
 pub mod crowd;
+pub mod database;
 pub mod faulty;
 pub mod greeting;
 pub mod history;

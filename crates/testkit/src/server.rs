@@ -33,6 +33,9 @@ pub struct Recipe {
     package: String,
     args: Vec<String>,
     files: Vec<(String, String)>,
+    prepare: fn(&Path),
+    /// By SIGQUIT: it has processes of its own, which a SIGKILL would leave behind.
+    quits: bool,
     probe: Probe,
 }
 
@@ -53,8 +56,24 @@ impl Recipe {
             package: package.into(),
             args: Vec::new(),
             files: Vec::new(),
+            prepare: |_| {},
+            quits: false,
             probe,
         }
+    }
+
+    /// What to do in its directory before it is started for the first time.
+    #[must_use]
+    pub(crate) fn prepared_by(mut self, prepare: fn(&Path)) -> Self {
+        self.prepare = prepare;
+        self
+    }
+
+    /// Ended by SIGQUIT, which it takes for a crash, and which ends its own processes as well.
+    #[must_use]
+    pub(crate) fn quits(mut self) -> Self {
+        self.quits = true;
+        self
     }
 
     /// Its arguments; `{port}` and `{dir}` stand for the port and the directory.
@@ -90,6 +109,7 @@ impl Recipe {
         let dir = TempDir::with_prefix("testkit-").unwrap();
         let port = Port::reserve();
         let log = dir.path().join("log");
+        (self.prepare)(dir.path());
         let child = self.spawn(port.address, dir.path(), &log);
         let mut server = Server { recipe: self, dir: Some(dir), log, port, child };
         server.ready().await;
@@ -446,8 +466,21 @@ impl Server {
     ///
     /// When it cannot be ended.
     pub fn kill(&mut self) {
-        self.child.kill().unwrap();
+        self.end();
         self.child.wait().unwrap();
+    }
+
+    fn end(&mut self) {
+        if self.child.try_wait().is_ok_and(|ended| ended.is_some()) {
+            return;
+        }
+        if self.recipe.quits {
+            // Stopped, it would not hear it.
+            signal::go_on(&self.child);
+            signal::quit(&self.child);
+        } else {
+            self.child.kill().unwrap();
+        }
     }
 
     /// Stops it with SIGSTOP: it keeps its connections and answers nothing.
@@ -483,7 +516,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        let _ = self.child.kill();
+        self.end();
         let _ = self.child.wait();
         if std::thread::panicking()
             && let Some(dir) = self.dir.take()

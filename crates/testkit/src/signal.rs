@@ -1,4 +1,4 @@
-//! Stopping child processes, and letting them go on.
+//! Stopping child processes, letting them go on, and ending them.
 
 use std::process::Child;
 
@@ -24,4 +24,13 @@ pub(crate) fn stop(child: &Child) {
 /// When it is gone.
 pub(crate) fn go_on(child: &Child) {
     kill_process(Pid::from_child(child), Signal::CONT).unwrap();
+}
+
+/// Ends a child with SIGQUIT.
+///
+/// # Panics
+///
+/// When it is gone.
+pub(crate) fn quit(child: &Child) {
+    kill_process(Pid::from_child(child), Signal::QUIT).unwrap();
 }

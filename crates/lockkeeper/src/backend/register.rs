@@ -109,7 +109,7 @@ impl Register {
     }
 
     /// Messages were missed: whoever waits asks again, and every hold looks whether it is still ours.
-    #[cfg(feature = "redis")]
+    #[cfg(any(feature = "postgres", feature = "redis"))]
     pub(super) fn missed(&self) {
         self.wake_all();
         let holds: Vec<_> = self

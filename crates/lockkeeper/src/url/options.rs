@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::servers::decode;
+use super::servers::{Servers, decode};
 use crate::backend::Term;
 use crate::error::{Error, Result};
 
@@ -59,6 +59,34 @@ pub enum Access {
     Creator,
 }
 
+/// How locks are kept in a database.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SqlOptions {
+    /// The server, who we are, and the database, which is the path.
+    pub servers: Servers,
+    /// What all names in the table begin with.
+    pub prefix: String,
+    /// At most so many connections, besides the one that listens.
+    pub pool: usize,
+}
+
+#[cfg(any(feature = "mysql", feature = "postgres"))]
+impl SqlOptions {
+    /// Host and port.
+    pub(crate) fn address(&self, port: u16) -> Result<(String, u16)> {
+        let address = self.servers.hosts.first().map(String::as_str).unwrap_or_default();
+        let is_port = |port: &&str| !port.contains(']');
+        let Some((host, number)) = address.rsplit_once(':').filter(|(_, port)| is_port(&port))
+        else {
+            return Ok((address.trim_matches(['[', ']']).to_owned(), port));
+        };
+        let number = number
+            .parse()
+            .map_err(|_| Error::Config(format!("{number:?} is not a port: write HOST:PORT")))?;
+        Ok((host.trim_matches(['[', ']']).to_owned(), number))
+    }
+}
+
 /// The PEM files that a connection by TLS uses.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TlsFiles {
@@ -74,6 +102,7 @@ pub(super) struct Options {
     pub(super) ttl: Option<Duration>,
     pub(super) prefix: String,
     pub(super) access: Access,
+    pub(super) pool: Option<usize>,
     dialect: Option<String>,
     ca: Option<PathBuf>,
     cert: Option<PathBuf>,
@@ -89,6 +118,7 @@ impl Options {
                 _ if !known.contains(&name) => return Err(unknown(scheme, name, known)),
                 "prefix" => options.prefix = decode(value)?,
                 "dialect" => options.dialect = Some(value.to_owned()),
+                "pool" => options.pool = Some(pool(value)?),
                 "acl" => options.access = one_of("acl", value, &ACCESS)?,
                 "ca" => options.ca = Some(file(name, value)?),
                 "cert" => options.cert = Some(file(name, value)?),
@@ -154,6 +184,15 @@ fn file(name: &str, value: &str) -> Result<PathBuf> {
             Err(Error::Config(format!("{name}= needs a file: {name}=/path.pem")))
         }
         path => Ok(path.into()),
+    }
+}
+
+fn pool(value: &str) -> Result<usize> {
+    match value.parse() {
+        Ok(pool @ 1..=1000) => Ok(pool),
+        _ => Err(Error::Config(format!(
+            "pool={value:?} is not a number of connections between 1 and 1000"
+        ))),
     }
 }
 

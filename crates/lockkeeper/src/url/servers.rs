@@ -21,6 +21,8 @@ pub struct Servers {
 impl Servers {
     /// Takes apart what follows the colon of a URL that [`check`] has found good.
     pub(super) fn parse(text: &str, rest: &str, tls: Option<TlsFiles>) -> Result<Self> {
+        // A database may know a user by other means than a password.
+        let is_database = text.starts_with("postgres:") || text.starts_with("mysql:");
         let rest = rest.strip_prefix("//").unwrap_or(rest);
         let (credentials, rest) = match rest.rsplit_once('@') {
             Some((credentials, rest)) => (Some(credentials), rest),
@@ -28,6 +30,9 @@ impl Servers {
         };
         let credentials = match credentials.map(|both| both.split_once(':')) {
             Some(Some((user, password))) => Some((decode(user)?, decode(password)?)),
+            Some(None) if is_database => {
+                Some((decode(credentials.unwrap_or_default())?, String::new()))
+            }
             Some(None) => {
                 let text = redacted(text);
                 return Err(Error::Config(format!(
@@ -82,6 +87,7 @@ fn nowhere(text: &str) -> Error {
     let scheme = text.split(':').next().unwrap_or_default();
     let form = match scheme {
         "redis" | "rediss" => "HOST:PORT/DB",
+        "postgres" | "mysql" => "USER:PASSWORD@HOST:PORT/DATABASE",
         "zookeeper" | "zookeepers" => "HOST:PORT,HOST:PORT/PATH",
         _ => "HOST:PORT,HOST:PORT",
     };

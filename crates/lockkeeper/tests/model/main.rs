@@ -448,3 +448,33 @@ fn zookeeper_does_as_the_model_says() {
 fn zookeeper_kazoo_does_as_the_model_says() {
     zookeeper_agrees("?dialect=kazoo");
 }
+
+#[cfg(any(feature = "mysql", feature = "postgres"))]
+fn database_agrees(system: testkit::database::System) {
+    let runtime = runtime();
+    let database = runtime.block_on(system.start(&[]));
+    runtime.block_on(lockkeeper::Locks::init(&database.url("here"))).unwrap();
+    let config = cases(60);
+    let case = std::cell::Cell::new(0);
+    proptest!(config, |(ops in ops())| {
+        case.set(case.get() + 1);
+        let url = format!("{}?prefix={}/", database.url("here"), case.get());
+        let url: lockkeeper::Url = url.parse().unwrap();
+        let tokens = |before| Tokens::Growing(BTreeMap::from([(before, 0)]), 0);
+        runtime.block_on(async {
+            agree_as(url.open().await.unwrap(), ops, tokens, |kind| kind).await;
+        });
+    });
+}
+
+#[cfg(feature = "postgres")]
+#[test]
+fn postgres_does_as_the_model_says() {
+    database_agrees(testkit::database::System::Postgres);
+}
+
+#[cfg(feature = "mysql")]
+#[test]
+fn mariadb_does_as_the_model_says() {
+    database_agrees(testkit::database::System::MariaDb);
+}

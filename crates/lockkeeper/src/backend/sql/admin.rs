@@ -1,0 +1,60 @@
+//! Looking at a database, and forcing it.
+
+use async_trait::async_trait;
+use futures_util::{StreamExt, TryStreamExt};
+
+use super::Sql;
+use super::dialect::Dialect;
+use super::fault::{Fault, may_pass};
+use super::pool::{Pool, statement};
+use super::store::Guess;
+use crate::backend::{Admin, Eviction, Status};
+use crate::error::Result;
+use crate::name::Name;
+
+/// So many names are looked at at the same time.
+const AT_ONCE: usize = 8;
+
+async fn keys<D: Dialect>(pool: &Pool<D>, prefix: &[u8]) -> Result<Vec<Vec<u8>>, Fault> {
+    statement!(pool, keys, prefix)
+}
+
+#[async_trait]
+impl<D: Dialect> Admin for Sql<D> {
+    async fn list(&self) -> Result<Vec<Status>> {
+        let prefix = self.prefix.as_bytes();
+        let keys = keys(&self.store.pool, prefix).await;
+        let keys = keys.map_err(|fault| std::sync::Arc::new(fault).error(D::NAME, "listing"))?;
+        let name = |key: &Vec<u8>| str::from_utf8(&key[prefix.len()..]).ok()?.parse::<Name>().ok();
+        let mut names: Vec<Name> = keys.iter().filter_map(name).collect();
+        names.sort();
+        let shown = futures_util::stream::iter(names)
+            .map(async |name| match self.show(&name).await {
+                // One row that cannot be read must not hide the others.
+                Err(error) if !may_pass(&error) => Ok(Status::unreadable(name)),
+                shown => shown,
+            })
+            .buffered(AT_ONCE);
+        let shown: Vec<Status> = shown.try_collect().await?;
+        Ok(shown.into_iter().filter(|status| status.kind.is_some()).collect())
+    }
+
+    async fn show(&self, name: &Name) -> Result<Status> {
+        let (key, name) = (self.key(name), name.clone());
+        let shown = self.store.change(&key, Guess::Nothing, move |stored, world, _| {
+            stored.model.settle(world);
+            Some(stored.model.status(&name, world.now))
+        });
+        Ok(shown.await?.0)
+    }
+
+    async fn evict(&self, name: &Name, reason: &str) -> Result<Eviction> {
+        let (key, reason) = (self.key(name), reason.to_owned());
+        let evicted = self.store.change(&key, Guess::Nothing, move |stored, world, again| {
+            // Not twice: the next holder is not meant.
+            (!again).then(|| stored.model.evict(&reason, world))
+        });
+        let (holders, token) = evicted.await?.0;
+        Ok(Eviction { holders, token })
+    }
+}

@@ -1,0 +1,125 @@
+//! The one connection for the messages of PostgreSQL, which comes back by itself and knows whether it
+//! hears.
+//!
+//! A pooler may accept `LISTEN` and never deliver anything. So a client sends a message to itself, by
+//! another connection, and believes only what arrives.
+
+use std::sync::Weak;
+use std::time::Duration;
+
+use sqlx::postgres::{PgListener, PgPoolOptions};
+
+use super::dialect::unhex;
+use super::fault::{Fault, STATEMENT_TIME};
+use super::hub::{Hub, LATCHES};
+use super::pool::{Pool, statement};
+use super::postgres::Postgres;
+use crate::clock::Instant;
+use crate::owner::{self, RequestId};
+
+/// First and longest pause between two attempts to listen.
+const RECONNECT: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
+/// After so many attempts in vain there is a pooler in the way, and the pause is longer.
+const ATTEMPTS: u32 = 8;
+const DEAF: Duration = Duration::from_secs(60);
+/// A connection that says nothing for so long is tried out.
+const SILENCE: Duration = Duration::from_secs(15);
+/// How long a message to oneself may take.
+const ECHO: Duration = STATEMENT_TIME;
+
+/// Listens until the last user is gone; connects again as often as it takes.
+pub(super) fn start(pool: &Weak<Pool<Postgres>>, hub: &Weak<Hub>) {
+    let (pool, hub) = (pool.clone(), hub.clone());
+    tokio::spawn(async move {
+        let mut attempts = 0;
+        while let Some(silence) = connect(&pool, &hub).await {
+            if let Ok(mut ear) = silence
+                && ear.listen(&pool, &hub).await.is_some()
+            {
+                attempts = 0;
+            }
+            let Some(present) = hub.upgrade() else { return };
+            present.set_hearing(false);
+            drop(present);
+            let pause = (RECONNECT.0 * (1 << attempts.min(10))).min(RECONNECT.1);
+            attempts += 1;
+            tokio::time::sleep(if attempts > ATTEMPTS { DEAF } else { pause }).await;
+        }
+    });
+}
+
+/// A connection that has said that it listens.
+struct Ear {
+    listener: PgListener,
+}
+
+/// `None`: nobody needs it any more.
+async fn connect(pool: &Weak<Pool<Postgres>>, hub: &Weak<Hub>) -> Option<Result<Ear, sqlx::Error>> {
+    let options = pool.upgrade()?.dialect.options.clone();
+    let own = Hub::channel(hub.upgrade()?.me);
+    let connecting = async {
+        let one = PgPoolOptions::new().max_connections(1).max_lifetime(None).idle_timeout(None);
+        let one = one.acquire_timeout(STATEMENT_TIME).connect_lazy_with(options);
+        let mut listener = PgListener::connect_with(&one).await?;
+        listener.eager_reconnect(false);
+        listener.listen_all([own.as_str(), LATCHES]).await?;
+        Ok(Ear { listener })
+    };
+    let connected = tokio::time::timeout(2 * STATEMENT_TIME, connecting).await;
+    let connected = connected.unwrap_or(Err(sqlx::Error::PoolTimedOut));
+    if let Err(error) = &connected {
+        tracing::debug!(%error, "cannot listen; trying again");
+    }
+    Some(connected)
+}
+
+impl Ear {
+    /// Takes in messages until the connection ends. `None`: it never heard anything.
+    async fn listen(&mut self, pool: &Weak<Pool<Postgres>>, hub: &Weak<Hub>) -> Option<()> {
+        let mut heard = None;
+        let mut echo = self.call(pool, hub).await.ok()?;
+        let mut until = Instant::now() + ECHO;
+        loop {
+            let waiting = until.since(Instant::now());
+            let message = match tokio::time::timeout(waiting, self.listener.try_recv()).await {
+                Ok(Ok(Some(message))) => message,
+                Ok(Ok(None) | Err(_)) => return heard,
+                Err(_) if echo.is_empty() => {
+                    let Ok(sent) = self.call(pool, hub).await else { return heard };
+                    (echo, until) = (sent, Instant::now() + ECHO);
+                    continue;
+                }
+                // Not even what we said ourselves.
+                Err(_) => return heard,
+            };
+            let Some(hub) = hub.upgrade() else { return heard };
+            until = until.max(Instant::now() + SILENCE);
+            if message.payload() == echo {
+                echo.clear();
+                until = Instant::now() + SILENCE;
+                if heard.replace(()).is_none() {
+                    hub.set_hearing(true);
+                    // Whatever was said before, we did not hear it.
+                    hub.requests.missed();
+                }
+            } else if message.channel() == LATCHES {
+                hub.latch_opened(&unhex(message.payload()).unwrap_or_default());
+            } else {
+                let ids = message.payload().split(' ').filter_map(|id| unhex(id)?.try_into().ok());
+                ids.for_each(|id| hub.requests.hear(RequestId::from_bytes(id), None));
+            }
+        }
+    }
+
+    /// Says something to ourselves, by a connection of the pool.
+    async fn call(&self, pool: &Weak<Pool<Postgres>>, hub: &Weak<Hub>) -> Result<String, Fault> {
+        type D = Postgres;
+        let (Some(pool), Some(hub)) = (pool.upgrade(), hub.upgrade()) else {
+            return Err(Fault::Dropped);
+        };
+        let text = format!("echo-{:016x}", owner::random());
+        let own = Hub::channel(hub.me);
+        statement!(pool, notify, &own, &text)?;
+        Ok(text)
+    }
+}

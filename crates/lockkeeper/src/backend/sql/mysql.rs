@@ -1,0 +1,221 @@
+//! MySQL and MariaDB.
+//!
+//! Every statement is text, with its values as numbers and as hexadecimal: one round trip, nothing
+//! prepared and nothing left in the session.
+
+use std::sync::Weak;
+
+use sqlx::mysql::{MySqlConnectOptions, MySqlConnection, MySqlRow, MySqlSslMode};
+use sqlx::{AssertSqlSafe, ConnectOptions, Row};
+
+use super::dialect::{Dialect, Inserted, Message, hex};
+use super::fault::{Fault, NO_RIGHTS, NO_TABLES, READ_ONLY};
+use super::hub::Hub;
+use super::pool::Pool;
+use super::row::{Known, RawRow, Written};
+use crate::error::Result as OurResult;
+use crate::url::SqlOptions;
+
+/// µs since 1970. In UTC: local time has an hour twice when the clocks are put back.
+const NOW: &str = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))";
+
+/// A MySQL or MariaDB server.
+#[derive(Debug)]
+pub(super) struct MySql {
+    options: MySqlConnectOptions,
+}
+
+impl MySql {
+    pub(super) fn new(options: &SqlOptions) -> OurResult<Self> {
+        let (host, port) = options.address(3306)?;
+        let mut with = MySqlConnectOptions::new()
+            .host(&host)
+            .port(port)
+            .database(&options.servers.path)
+            .ssl_mode(MySqlSslMode::Disabled)
+            // Nothing of ours depends on any of this.
+            .pipes_as_concat(false)
+            .no_engine_substitution(false)
+            .timezone(None)
+            .set_names(false);
+        if let Some((user, password)) = &options.servers.credentials {
+            with = with.username(user);
+            if !password.is_empty() {
+                with = with.password(password);
+            }
+        }
+        Ok(Self { options: with.disable_statement_logging() })
+    }
+}
+
+fn binary(bytes: &[u8]) -> String {
+    format!("x'{}'", hex(bytes))
+}
+
+async fn execute(connection: &mut MySqlConnection, sql: String) -> Result<bool, sqlx::Error> {
+    let done = sqlx::raw_sql(AssertSqlSafe(sql)).execute(connection).await?;
+    Ok(done.rows_affected() > 0)
+}
+
+fn number(row: &MySqlRow, column: usize) -> Result<u64, sqlx::Error> {
+    let value: i64 = row.try_get(column)?;
+    u64::try_from(value).map_err(|_| sqlx::Error::Decode("a number below zero".into()))
+}
+
+fn is_known(key: &[u8], Known { epoch, version }: Known) -> String {
+    format!("name = {} AND epoch = {epoch} AND version = {version}", binary(key))
+}
+
+/// The number of the server's own error.
+fn code(error: &sqlx::Error) -> Option<u16> {
+    use sqlx::mysql::MySqlDatabaseError;
+    Some(error.as_database_error()?.try_downcast_ref::<MySqlDatabaseError>()?.number())
+}
+
+impl Dialect for MySql {
+    const NAME: &'static str = "mysql";
+
+    type Connection = MySqlConnection;
+
+    async fn connect(&self) -> Result<MySqlConnection, sqlx::Error> {
+        self.options.connect().await
+    }
+
+    async fn version(connection: &mut MySqlConnection) -> Result<u64, sqlx::Error> {
+        let found = sqlx::raw_sql("SELECT version FROM lockkeeper_meta").fetch_one(connection);
+        number(&found.await?, 0)
+    }
+
+    async fn init(connection: &mut MySqlConnection) -> Result<(), sqlx::Error> {
+        sqlx::raw_sql(include_str!("mysql.sql")).execute(connection).await?;
+        Ok(())
+    }
+
+    async fn load(
+        connection: &mut MySqlConnection,
+        key: &[u8],
+    ) -> Result<(u64, Option<RawRow>), sqlx::Error> {
+        let sql = format!(
+            "SELECT epoch, version, clock, token, state, {NOW} \
+             FROM (SELECT 1) AS one LEFT JOIN lockkeeper_names ON name = {}",
+            binary(key)
+        );
+        let row = sqlx::raw_sql(AssertSqlSafe(sql)).fetch_one(connection).await?;
+        let now = number(&row, 5)?;
+        if row.try_get::<Option<i64>, _>(0)?.is_none() {
+            return Ok((now, None));
+        }
+        let clock = row.try_get::<Option<i64>, _>(2)?;
+        let raw = RawRow {
+            epoch: number(&row, 0)?,
+            version: number(&row, 1)?,
+            clock: clock.map(|_| number(&row, 2)).transpose()?,
+            token: number(&row, 3)?,
+            state: row.try_get(4)?,
+        };
+        Ok((now, Some(raw)))
+    }
+
+    async fn insert(
+        connection: &mut MySqlConnection,
+        key: &[u8],
+        Written { token, ends, state }: &Written,
+    ) -> Result<Inserted, sqlx::Error> {
+        // Not INSERT IGNORE, which also ignores what it should not, and cuts what is too long.
+        let (name, state) = (binary(key), binary(state));
+        let sql = format!(
+            "INSERT INTO lockkeeper_names (name, version, clock, token, ends, state) \
+             VALUES ({name}, 1, {NOW}, {token}, {NOW} + {ends}, {state})"
+        );
+        match sqlx::raw_sql(AssertSqlSafe(sql)).execute(connection).await {
+            Ok(done) => Ok(Inserted::Done(done.last_insert_id())),
+            Err(error) if code(&error) == Some(1062) => Ok(Inserted::Taken(None)),
+            Err(error) => Err(error),
+        }
+    }
+
+    async fn update(
+        connection: &mut MySqlConnection,
+        key: &[u8],
+        known: Known,
+        Written { token, ends, state }: &Written,
+        _messages: &[Message],
+    ) -> Result<bool, sqlx::Error> {
+        let (state, is_known) = (binary(state), is_known(key, known));
+        let sql = format!(
+            "UPDATE lockkeeper_names SET version = version + 1, clock = NULL, token = {token}, \
+             ends = {ends}, state = {state} WHERE {is_known}"
+        );
+        execute(connection, sql).await
+    }
+
+    async fn renumber(
+        connection: &mut MySqlConnection,
+        key: &[u8],
+        known: Known,
+        Written { token, ends, state }: &Written,
+    ) -> Result<bool, sqlx::Error> {
+        let (state, is_known) = (binary(state), is_known(key, known));
+        // A row that is replaced draws another epoch, which no update can.
+        let sql = format!(
+            "REPLACE INTO lockkeeper_names (name, version, clock, token, ends, state) \
+             SELECT name, version + 1, NULL, {token}, {ends}, {state} \
+             FROM lockkeeper_names WHERE {is_known}"
+        );
+        execute(connection, sql).await
+    }
+
+    async fn delete(
+        connection: &mut MySqlConnection,
+        key: &[u8],
+        known: Known,
+        alive: bool,
+        _messages: &[Message],
+    ) -> Result<bool, sqlx::Error> {
+        let alive = if alive { format!(" AND ends > {NOW}") } else { String::new() };
+        let sql = format!("DELETE FROM lockkeeper_names WHERE {}{alive}", is_known(key, known));
+        execute(connection, sql).await
+    }
+
+    async fn keys(
+        connection: &mut MySqlConnection,
+        prefix: &[u8],
+    ) -> Result<Vec<Vec<u8>>, sqlx::Error> {
+        let (length, prefix) = (prefix.len(), binary(prefix));
+        let sql = format!(
+            "SELECT name FROM lockkeeper_names WHERE SUBSTRING(name, 1, {length}) = {prefix}"
+        );
+        let rows = sqlx::raw_sql(AssertSqlSafe(sql)).fetch_all(connection).await?;
+        rows.iter().map(|row| row.try_get(0)).collect()
+    }
+
+    async fn purge(connection: &mut MySqlConnection) -> Result<(), sqlx::Error> {
+        let sql = format!("DELETE FROM lockkeeper_names WHERE ends < {NOW}");
+        execute(connection, sql).await.map(drop)
+    }
+
+    fn fault(error: sqlx::Error) -> Fault {
+        let Some(code) = code(&error) else { return Fault::of_driver(error) };
+        match code {
+            // Deadlock, which a failed certification in Galera calls itself too; lock wait time-out;
+            // changed since it was read.
+            1213 | 1205 | 1020 => Fault::Conflict(error),
+            1317 | 1969 | 3024 => Fault::Later("the server ended the statement", error),
+            1040 | 1203 | 1226 => {
+                Fault::Later("the server has no connection left (max_connections)", error)
+            }
+            1047 => Fault::Later("the node is not part of its cluster now", error),
+            // Shutting down; killed.
+            1053 | 1927 => Fault::Broken(error),
+            1146 | 1054 => Fault::Refused(NO_TABLES, error),
+            1142 | 1143 | 1227 | 1370 => Fault::Refused(NO_RIGHTS, error),
+            1290 | 1836 | 1792 => Fault::Refused(READ_ONLY, error),
+            1045 | 1698 => Fault::Refused("wrong user or password in the URL?", error),
+            1044 | 1049 => Fault::Refused("there is no such database, or not for this user", error),
+            _ => Fault::Refused("the server refused a statement", error),
+        }
+    }
+
+    /// It has no messages.
+    fn listen(_pool: &Weak<Pool<Self>>, _hub: &Weak<Hub>) {}
+}

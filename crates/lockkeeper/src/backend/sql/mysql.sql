@@ -1,0 +1,16 @@
+-- The tables of lockkeeper, version 1. Run again it changes nothing.
+CREATE TABLE IF NOT EXISTS lockkeeper_meta (
+    one BOOLEAN NOT NULL PRIMARY KEY DEFAULT TRUE,
+    version BIGINT NOT NULL
+) ENGINE = InnoDB;
+-- A row per name in use. `epoch` is never drawn twice: tokens grow by it. Times are µs since 1970.
+CREATE TABLE IF NOT EXISTS lockkeeper_names (
+    name VARBINARY(510) NOT NULL PRIMARY KEY,
+    epoch BIGINT NOT NULL AUTO_INCREMENT UNIQUE,
+    version BIGINT NOT NULL,
+    clock BIGINT,
+    token BIGINT NOT NULL,
+    ends BIGINT NOT NULL,
+    state LONGBLOB NOT NULL
+) ENGINE = InnoDB;
+INSERT IGNORE INTO lockkeeper_meta (one, version) VALUES (TRUE, 1);

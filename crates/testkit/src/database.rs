@@ -1,0 +1,264 @@
+//! PostgreSQL and MariaDB servers: one alone, and one shared by the tests of a binary.
+
+use std::os::unix::fs::chown;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+
+use async_trait::async_trait;
+use lockkeeper::Locks;
+use tokio::sync::Mutex;
+
+use crate::conformance::Harness;
+use crate::server::{Recipe, Server};
+
+/// Which database system.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum System {
+    /// PostgreSQL.
+    Postgres,
+    /// MariaDB.
+    MariaDb,
+}
+
+/// Where Debian puts the versions of PostgreSQL.
+const VERSIONS: &str = "/usr/lib/postgresql";
+
+/// A program of the newest PostgreSQL, or of the one whose `bin` `$LOCKKEEPER_TEST_POSTGRES` names.
+fn postgres_program(name: &str) -> PathBuf {
+    if let Some(bin) = std::env::var_os("LOCKKEEPER_TEST_POSTGRES") {
+        return Path::new(&bin).join(name);
+    }
+    let versions = std::fs::read_dir(VERSIONS)
+        .unwrap_or_else(|_| panic!("{VERSIONS} is missing: apt-get install postgresql"));
+    let number = |path: &PathBuf| path.file_name()?.to_str()?.parse::<u32>().ok();
+    let newest = versions.map(|version| version.unwrap().path()).max_by_key(number).unwrap();
+    newest.join("bin").join(name)
+}
+
+/// Whether we are root, as whom neither server runs.
+fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+/// A command, as this user if we are root.
+fn as_user(user: &str, program: &Path) -> Command {
+    if !is_root() {
+        return Command::new(program);
+    }
+    let mut command = Command::new("setpriv");
+    command.args([&format!("--reuid={user}"), &format!("--regid={user}"), "--init-groups", "--"]);
+    command.arg(program);
+    command
+}
+
+/// Gives the directory to this user if we are root.
+fn give(directory: &Path, user: &str) {
+    if !is_root() {
+        return;
+    }
+    let users = std::fs::read_to_string("/etc/passwd").unwrap();
+    let line = users.lines().find(|line| line.split(':').next() == Some(user));
+    let line = line.unwrap_or_else(|| panic!("there is no user {user}: install the server"));
+    let number = |at: usize| line.split(':').nth(at).unwrap().parse().unwrap();
+    chown(directory, Some(number(2)), Some(number(3))).unwrap();
+}
+
+/// Runs it to its end.
+fn run(mut command: Command) -> String {
+    let output = command.output().unwrap_or_else(|error| {
+        panic!("{command:?} cannot be started ({error}): install postgresql and mariadb-server")
+    });
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{command:?}: {text}{errors}");
+    text
+}
+
+fn prepare_postgres(directory: &Path) {
+    give(directory, "postgres");
+    let mut command = as_user("postgres", &postgres_program("initdb"));
+    command.current_dir(directory).args(["-A", "trust", "-U", "postgres", "--no-sync"]);
+    command.args(["-E", "UTF8", "--locale=C", "-D", "data"]);
+    run(command);
+}
+
+fn prepare_mariadb(directory: &Path) {
+    give(directory, "mysql");
+    let mut command = as_user("mysql", Path::new("mariadb-install-db"));
+    command.current_dir("/").args(["--no-defaults", "--skip-test-db"]);
+    command.arg("--auth-root-authentication-method=normal");
+    command.arg(format!("--datadir={}/data", directory.display()));
+    run(command);
+}
+
+impl System {
+    /// The scheme of its URLs.
+    pub fn scheme(self) -> &'static str {
+        match self {
+            Self::Postgres => "postgres",
+            Self::MariaDb => "mysql",
+        }
+    }
+
+    fn superuser(self) -> &'static str {
+        match self {
+            Self::Postgres => "postgres",
+            Self::MariaDb => "root",
+        }
+    }
+
+    fn recipe(self) -> Recipe {
+        let (user, program) = match self {
+            Self::Postgres => ("postgres", postgres_program("postgres")),
+            Self::MariaDb => ("mysql", "mariadbd".into()),
+        };
+        let command = as_user(user, &program);
+        let words = command.get_args().map(|word| word.to_str().unwrap().to_owned());
+        let recipe = Recipe::new(command.get_program(), "postgresql mariadb-server").args(words);
+        match self {
+            Self::Postgres => recipe.prepared_by(prepare_postgres).quits().args([
+                "-D",
+                "{dir}/data",
+                "-p",
+                "{port}",
+                "-clisten_addresses=127.0.0.1",
+                "-cunix_socket_directories=",
+                "-cfsync=off",
+            ]),
+            Self::MariaDb => recipe.prepared_by(prepare_mariadb).args([
+                "--no-defaults",
+                "--datadir={dir}/data",
+                "--port={port}",
+                "--bind-address=127.0.0.1",
+                "--socket={dir}/socket",
+                "--skip-log-bin",
+                "--skip-name-resolve",
+                "--innodb-buffer-pool-size=32M",
+                // Written at every commit, but not forced to disk: survives the end of the process.
+                "--innodb-flush-log-at-trx-commit=2",
+            ]),
+        }
+    }
+
+    /// One server with the databases `here` and `elsewhere`, and these arguments besides.
+    pub async fn start(self, arguments: &[&str]) -> Database {
+        let recipe = self.recipe().args(arguments.to_vec());
+        let recipe = match self {
+            Self::Postgres => recipe.ready_when(move |address| async move {
+                let port = address.port().to_string();
+                let mut ready = Command::new(postgres_program("pg_isready"));
+                ready.args(["-q", "-h", "127.0.0.1", "-p", &port]);
+                ready.status().is_ok_and(|status| status.success())
+            }),
+            Self::MariaDb => recipe,
+        };
+        let database = Database { system: self, server: recipe.start().await };
+        for name in ["here", "elsewhere"] {
+            database.operator("", &format!("CREATE DATABASE {name}"));
+        }
+        database
+    }
+
+    /// A server that all tests that run at the same time have in common; ended with the last of them.
+    /// Each needs a prefix of its own.
+    pub async fn shared(self) -> Arc<Database> {
+        static SHARED: [Mutex<Weak<Database>>; 2] = [const { Mutex::const_new(Weak::new()) }; 2];
+        let mut shared = SHARED[self as usize].lock().await;
+        if let Some(database) = shared.upgrade() {
+            return database;
+        }
+        let database = Arc::new(self.start(&[]).await);
+        *shared = Arc::downgrade(&database);
+        database
+    }
+}
+
+/// A server with databases.
+#[derive(Debug)]
+pub struct Database {
+    system: System,
+    /// The server, to be killed, stopped and restarted.
+    pub server: Server,
+}
+
+impl Database {
+    /// The URL of a database, as the user who may do everything.
+    pub fn url(&self, database: &str) -> String {
+        self.url_of(self.system.superuser(), database)
+    }
+
+    /// The URL of a database for `USER` or `USER:PASSWORD`.
+    pub fn url_of(&self, user: &str, database: &str) -> String {
+        format!("{}://{user}@{}/{database}", self.system.scheme(), self.server.address())
+    }
+
+    /// What an operator types, and is answered: one row on a line, columns with a bar between them.
+    ///
+    /// # Panics
+    ///
+    /// When the server refuses it.
+    pub fn operator(&self, database: &str, sql: &str) -> String {
+        let port = self.server.address().port().to_string();
+        let mut command = match self.system {
+            System::Postgres => {
+                let mut command = Command::new(postgres_program("psql"));
+                let database = if database.is_empty() { "postgres" } else { database };
+                command.args(["-h", "127.0.0.1", "-p", &port, "-U", "postgres", "-d", database]);
+                command.args(["-qAtX", "-v", "ON_ERROR_STOP=1"]);
+                command
+            }
+            System::MariaDb => {
+                let mut command = Command::new("mariadb");
+                command.args(["--no-defaults", "--protocol=tcp", "-h", "127.0.0.1", "-P", &port]);
+                command.args(["-u", "root", "-BN"]);
+                if !database.is_empty() {
+                    command.arg(format!("--database={database}"));
+                }
+                command
+            }
+        };
+        command.args([if self.system == System::Postgres { "-c" } else { "-e" }, sql]);
+        run(command).trim_end().replace('\t', "|")
+    }
+}
+
+/// Two databases of the shared server, with a prefix of its own for each case.
+#[derive(Debug)]
+pub struct DatabaseHarness {
+    database: Arc<Database>,
+    prefix: u64,
+    options: &'static str,
+}
+
+impl DatabaseHarness {
+    /// Options begin with `&`.
+    pub async fn start(system: System, options: &'static str) -> Self {
+        static CASES: AtomicU64 = AtomicU64::new(0);
+        let database = system.shared().await;
+        for name in ["here", "elsewhere"] {
+            Locks::init(&database.url(name)).await.unwrap();
+        }
+        Self { database, prefix: CASES.fetch_add(1, Ordering::Relaxed), options }
+    }
+
+    fn at(&self, name: &str) -> String {
+        format!("{}?prefix={}/{}", self.database.url(name), self.prefix, self.options)
+    }
+}
+
+#[async_trait]
+impl Harness for DatabaseHarness {
+    async fn locks(&self) -> Locks {
+        Locks::connect(&self.at("here")).await.unwrap()
+    }
+
+    async fn elsewhere(&self) -> Locks {
+        Locks::connect(&self.at("elsewhere")).await.unwrap()
+    }
+
+    fn url(&self) -> Option<String> {
+        Some(self.at("here"))
+    }
+}
