@@ -112,6 +112,12 @@ impl Register {
     #[cfg(any(feature = "postgres", feature = "redis"))]
     pub(super) fn missed(&self) {
         self.wake_all();
+        self.check_all();
+    }
+
+    /// Every hold looks whether it is still ours.
+    #[cfg(any(feature = "mysql", feature = "postgres", feature = "redis"))]
+    pub(super) fn check_all(&self) {
         let holds: Vec<_> = self
             .requests
             .lock()
@@ -122,5 +128,12 @@ impl Register {
             })
             .collect();
         holds.into_iter().for_each(|hold| self.check(hold));
+    }
+
+    /// Whether anything is held.
+    #[cfg(any(feature = "mysql", feature = "postgres"))]
+    pub(super) fn holds_anything(&self) -> bool {
+        let requests = self.requests.lock();
+        requests.values().any(|interested| matches!(interested, Interested::Holder(_)))
     }
 }

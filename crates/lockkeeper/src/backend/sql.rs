@@ -5,7 +5,7 @@
 //! | table | what it is |
 //! | --- | --- |
 //! | `lockkeeper_names` | a row per name in use: the [`State`](crate::model::State) as JSON, a version, and an epoch that no other row ever had |
-//! | `lockkeeper_meta` | the version of the tables |
+//! | `lockkeeper_meta` | the version of the tables, and how many evictions there were |
 //!
 //! 1. A step reads the row and the server's clock, takes the model's step here, and writes the row if
 //!    its epoch and version are still the same; if not, it begins again. All that a process asks of one
@@ -18,6 +18,7 @@
 //!    proves to itself that it hears: behind a pooler it does not.
 //! 5. Who hears nothing looks: once per name for all of the process that wait, after 20 ms, and up to
 //!    1 s while nothing changes. Nobody who waits occupies a connection.
+//!    A client that holds something looks for evictions in the same way, once for all names.
 //! 6. A waiter keeps its place by asking again within [`WAITER_LEASE`].
 //! 7. A request whose answer is lost is sent again and finds what it got. Giving up releases whatever
 //!    it may have got, in the background.
@@ -79,8 +80,7 @@ use self::line::Lines;
 use self::pool::{Pool, statement};
 use self::row::{ClientId, Stored};
 use self::store::{After, Guess, Store};
-use super::register::Check;
-use super::{Admin, Backend, Capabilities, Hold, Latches, Patience, Request, Term};
+use super::{Admin, Backend, Capabilities, Hold, Latches, Patience, Request};
 use crate::clock::Instant;
 use crate::error::{Error, Result};
 use crate::loss::Loss;
@@ -97,10 +97,10 @@ pub const WAITER_LEASE: Duration = Duration::from_secs(5);
 const OUTAGE: Duration = Duration::from_secs(5);
 /// Between two attempts to reach a server that fails.
 const RETRY: Duration = Duration::from_millis(100);
-/// How often a hold that is never renewed is checked where nobody tells of an eviction.
-const CHECK: Duration = Duration::from_secs(5);
+/// How often a client that holds something looks for evictions where nobody tells of them.
+const CHECK: Duration = Duration::from_secs(2);
 /// How often rows of which nothing is of any use any more are deleted, in checks.
-const PURGE: u32 = 120;
+const PURGE: u32 = 300;
 
 /// Opens a PostgreSQL database. `place` is the URL without its password.
 ///
@@ -173,11 +173,7 @@ struct Sql<D: Dialect> {
     prefix: String,
     store: Arc<Store<D>>,
     lines: Arc<Lines<D>>,
-    /// Holds that nobody renews.
-    fixed: Arc<FixedHolds<D>>,
 }
-
-type FixedHolds<D> = Mutex<Vec<Weak<SqlHold<D>>>>;
 
 impl<D: Dialect> Sql<D> {
     async fn connect(dialect: D, place: String, options: &SqlOptions) -> Result<Arc<Self>> {
@@ -187,10 +183,9 @@ impl<D: Dialect> Sql<D> {
         D::listen(&Arc::downgrade(&pool), &Arc::downgrade(&hub));
         let store = Store::new(pool, hub);
         let lines = Lines::new(&store);
-        let fixed = Arc::<FixedHolds<D>>::default();
-        tokio::spawn(tend(Arc::downgrade(&store), Arc::downgrade(&fixed)));
+        tokio::spawn(tend(Arc::downgrade(&store)));
         let prefix = options.prefix.clone();
-        Ok(Arc::new(Self { place, prefix, store, lines, fixed }))
+        Ok(Arc::new(Self { place, prefix, store, lines }))
     }
 
     fn key(&self, name: &Name) -> Key {
@@ -232,36 +227,42 @@ impl<D: Dialect> Sql<D> {
             left: Mutex::new(after.known.zip(alone)),
         });
         self.store.hub.requests.hold(request.id, &hold);
-        if matches!(request.term, Term::Fixed(_)) {
-            self.fixed.lock().push(Arc::downgrade(&hold));
-        }
         hold
     }
 }
 
-/// Looks after what nobody else does: fixed holds while no message arrives, and rows of the dead.
-async fn tend<D: Dialect>(store: Weak<Store<D>>, fixed: Weak<FixedHolds<D>>) {
+/// Looks after what nobody else does: evictions while no message arrives, and rows of the dead.
+async fn tend<D: Dialect>(store: Weak<Store<D>>) {
+    let mut evictions = None;
     for round in 0_u32.. {
         let Some(store) = store.upgrade() else { return };
-        if round % PURGE == 0 {
-            let purge = async || statement!(store.pool, purge);
-            if let Err(fault) = purge().await {
-                tracing::debug!(%fault, "could not purge");
-            }
+        if let Err(fault) = look_after(&store, round, &mut evictions).await {
+            tracing::debug!(%fault, "could not look after the locks; trying again");
         }
-        let hears = store.hub.hears();
         drop(store);
         tokio::time::sleep(CHECK).await;
-        let Some(fixed) = fixed.upgrade() else { return };
-        let held: Vec<_> = {
-            let mut fixed = fixed.lock();
-            fixed.retain(|hold| hold.strong_count() > 0);
-            fixed.iter().filter_map(Weak::upgrade).collect()
-        };
-        for hold in held.into_iter().filter(|_| !hears) {
-            hold.check().await;
-        }
     }
+}
+
+async fn look_after<D: Dialect>(
+    store: &Store<D>,
+    round: u32,
+    evictions: &mut Option<u64>,
+) -> Result<(), Fault> {
+    if round % PURGE == 0 {
+        statement!(store.pool, purge)?;
+    }
+    let requests = &store.hub.requests;
+    if store.hub.hears() || !requests.holds_anything() {
+        // What is held from now on may be evicted before the next look.
+        evictions.get_or_insert(0);
+        return Ok(());
+    }
+    let now = statement!(store.pool, evictions)?;
+    if evictions.replace(now) != Some(now) {
+        requests.check_all();
+    }
+    Ok(())
 }
 
 /// A request that may have a hold or a place in a queue: given up when dropped, unless it is settled.

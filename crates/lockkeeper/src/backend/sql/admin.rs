@@ -1,5 +1,7 @@
 //! Looking at a database, and forcing it.
 
+use std::sync::Arc;
+
 use async_trait::async_trait;
 use futures_util::{StreamExt, TryStreamExt};
 
@@ -19,12 +21,16 @@ async fn keys<D: Dialect>(pool: &Pool<D>, prefix: &[u8]) -> Result<Vec<Vec<u8>>,
     statement!(pool, keys, prefix)
 }
 
+async fn count_eviction<D: Dialect>(pool: &Pool<D>) -> Result<(), Fault> {
+    statement!(pool, count_eviction)
+}
+
 #[async_trait]
 impl<D: Dialect> Admin for Sql<D> {
     async fn list(&self) -> Result<Vec<Status>> {
         let prefix = self.prefix.as_bytes();
         let keys = keys(&self.store.pool, prefix).await;
-        let keys = keys.map_err(|fault| std::sync::Arc::new(fault).error(D::NAME, "listing"))?;
+        let keys = keys.map_err(|fault| Arc::new(fault).error(D::NAME, "listing"))?;
         let name = |key: &Vec<u8>| str::from_utf8(&key[prefix.len()..]).ok()?.parse::<Name>().ok();
         let mut names: Vec<Name> = keys.iter().filter_map(name).collect();
         names.sort();
@@ -55,6 +61,11 @@ impl<D: Dialect> Admin for Sql<D> {
             (!again).then(|| stored.model.evict(&reason, world))
         });
         let (holders, token) = evicted.await?.0;
+        if !holders.is_empty() {
+            // For those whom no message reaches.
+            let counted = count_eviction(&self.store.pool).await;
+            counted.map_err(|fault| Arc::new(fault).error(D::NAME, "telling of an eviction"))?;
+        }
         Ok(Eviction { holders, token })
     }
 }

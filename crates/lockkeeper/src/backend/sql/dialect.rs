@@ -82,6 +82,16 @@ pub(super) trait Dialect: fmt::Debug + Send + Sync + Sized + 'static {
         messages: &[Message],
     ) -> impl Future<Output = Result<bool, sqlx::Error>> + Send;
 
+    /// How many evictions there were.
+    fn evictions(
+        connection: &mut Self::Connection,
+    ) -> impl Future<Output = Result<u64, sqlx::Error>> + Send;
+
+    /// One more.
+    fn count_eviction(
+        connection: &mut Self::Connection,
+    ) -> impl Future<Output = Result<(), sqlx::Error>> + Send;
+
     /// All names that begin like this.
     fn keys(
         connection: &mut Self::Connection,

@@ -177,6 +177,16 @@ impl Dialect for MySql {
         execute(connection, sql).await
     }
 
+    async fn evictions(connection: &mut MySqlConnection) -> Result<u64, sqlx::Error> {
+        let found = sqlx::raw_sql("SELECT evictions FROM lockkeeper_meta").fetch_one(connection);
+        number(&found.await?, 0)
+    }
+
+    async fn count_eviction(connection: &mut MySqlConnection) -> Result<(), sqlx::Error> {
+        let sql = "UPDATE lockkeeper_meta SET evictions = evictions + 1";
+        execute(connection, sql.to_owned()).await.map(drop)
+    }
+
     async fn keys(
         connection: &mut MySqlConnection,
         prefix: &[u8],

@@ -1,7 +1,8 @@
 -- The tables of lockkeeper, version 1. Run again it changes nothing.
 CREATE TABLE IF NOT EXISTS lockkeeper_meta (
     one BOOLEAN NOT NULL PRIMARY KEY DEFAULT TRUE,
-    version BIGINT NOT NULL
+    version BIGINT NOT NULL,
+    evictions BIGINT NOT NULL DEFAULT 0
 ) ENGINE = InnoDB;
 -- A row per name in use. `epoch` is never drawn twice: tokens grow by it. Times are µs since 1970.
 CREATE TABLE IF NOT EXISTS lockkeeper_names (

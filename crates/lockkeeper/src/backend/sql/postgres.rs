@@ -208,6 +208,16 @@ impl Dialect for Postgres {
         change(connection, sql, messages).await
     }
 
+    async fn evictions(connection: &mut PgConnection) -> Result<u64, sqlx::Error> {
+        let found = sqlx::raw_sql("SELECT evictions FROM lockkeeper_meta").fetch_one(connection);
+        number(found.await?.try_get(0)?)
+    }
+
+    async fn count_eviction(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
+        let sql = "UPDATE lockkeeper_meta SET evictions = evictions + 1";
+        execute(connection, sql.to_owned()).await.map(drop)
+    }
+
     async fn keys(
         connection: &mut PgConnection,
         prefix: &[u8],

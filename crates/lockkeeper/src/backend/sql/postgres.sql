@@ -2,7 +2,8 @@
 SELECT pg_advisory_xact_lock(hashtext('lockkeeper init'));
 CREATE TABLE IF NOT EXISTS lockkeeper_meta (
     one boolean PRIMARY KEY DEFAULT true CHECK (one),
-    version bigint NOT NULL
+    version bigint NOT NULL,
+    evictions bigint NOT NULL DEFAULT 0
 );
 -- A row per name in use. `epoch` is never drawn twice: tokens grow by it. Times are µs since 1970.
 CREATE TABLE IF NOT EXISTS lockkeeper_names (
