@@ -451,9 +451,9 @@ fn zookeeper_kazoo_does_as_the_model_says() {
 
 #[cfg(any(feature = "mysql", feature = "postgres"))]
 fn database_agrees(system: testkit::database::System) {
-    let runtime = runtime();
-    let database = runtime.block_on(system.start(&[]));
-    runtime.block_on(lockkeeper::Locks::init(&database.url("here"))).unwrap();
+    let starting = runtime();
+    let database = starting.block_on(system.start(&[]));
+    starting.block_on(lockkeeper::Locks::init(&database.url("here"))).unwrap();
     let config = cases(60);
     let case = std::cell::Cell::new(0);
     proptest!(config, |(ops in ops())| {
@@ -461,7 +461,8 @@ fn database_agrees(system: testkit::database::System) {
         let url = format!("{}?prefix={}/", database.url("here"), case.get());
         let url: lockkeeper::Url = url.parse().unwrap();
         let tokens = |before| Tokens::Growing(BTreeMap::from([(before, 0)]), 0);
-        runtime.block_on(async {
+        // One of its own, so that those who still wait at the end go, and their connections.
+        runtime().block_on(async {
             agree_as(url.open().await.unwrap(), ops, tokens, |kind| kind).await;
         });
     });

@@ -14,6 +14,7 @@ pub(crate) enum Tokens {
     Growing(BTreeMap<u64, u64>, u64),
     /// They are drawn when a place in the queue is taken, and grow as that is served: those that are
     /// known, and what the last eviction said.
+    #[cfg_attr(not(feature = "zookeeper"), allow(dead_code, reason = "for zookeeper: alone"))]
     Drawn(BTreeMap<u64, u64>, u64),
 }
 

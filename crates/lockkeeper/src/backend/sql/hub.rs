@@ -6,6 +6,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 use tokio::sync::Notify;
+#[cfg(feature = "postgres")]
+use tokio::sync::oneshot;
 
 use super::dialect::{Message, hex};
 use super::row::ClientId;
@@ -29,6 +31,9 @@ pub(super) struct Hub {
     hearing: AtomicBool,
     /// Rings when that changes.
     pub(super) changed: Notify,
+    /// Dropped with it.
+    #[cfg(feature = "postgres")]
+    presence: Mutex<Option<oneshot::Sender<()>>>,
 }
 
 impl Hub {
@@ -40,7 +45,17 @@ impl Hub {
             latches: Mutex::default(),
             hearing: AtomicBool::new(false),
             changed: Notify::new(),
+            #[cfg(feature = "postgres")]
+            presence: Mutex::default(),
         }
+    }
+
+    /// Fails when this is dropped. For one at a time.
+    #[cfg(feature = "postgres")]
+    pub(super) fn when_gone(&self) -> oneshot::Receiver<()> {
+        let (presence, gone) = oneshot::channel();
+        *self.presence.lock() = Some(presence);
+        gone
     }
 
     /// What the channel of a client is called.
@@ -53,6 +68,7 @@ impl Hub {
         self.hearing.load(Ordering::Acquire)
     }
 
+    #[cfg(feature = "postgres")]
     pub(super) fn set_hearing(&self, hearing: bool) {
         if self.hearing.swap(hearing, Ordering::AcqRel) != hearing {
             self.changed.notify_waiters();

@@ -29,23 +29,33 @@ const ECHO: Duration = STATEMENT_TIME;
 
 /// Listens until the last user is gone; connects again as often as it takes.
 pub(super) fn start(pool: &Weak<Pool<Postgres>>, hub: &Weak<Hub>) {
+    let Some(present) = hub.upgrade() else { return };
+    let gone = present.when_gone();
+    drop(present);
     let (pool, hub) = (pool.clone(), hub.clone());
     tokio::spawn(async move {
-        let mut attempts = 0;
-        while let Some(silence) = connect(&pool, &hub).await {
-            if let Ok(mut ear) = silence
-                && ear.listen(&pool, &hub).await.is_some()
-            {
-                attempts = 0;
-            }
-            let Some(present) = hub.upgrade() else { return };
-            present.set_hearing(false);
-            drop(present);
-            let pause = (RECONNECT.0 * (1 << attempts.min(10))).min(RECONNECT.1);
-            attempts += 1;
-            tokio::time::sleep(if attempts > ATTEMPTS { DEAF } else { pause }).await;
+        tokio::select! {
+            _ = gone => {}
+            () = keep_listening(&pool, &hub) => {}
         }
     });
+}
+
+async fn keep_listening(pool: &Weak<Pool<Postgres>>, hub: &Weak<Hub>) {
+    let mut attempts = 0;
+    while let Some(connected) = connect(pool, hub).await {
+        if let Ok(mut ear) = connected
+            && ear.listen(pool, hub).await.is_some()
+        {
+            attempts = 0;
+        }
+        let Some(present) = hub.upgrade() else { return };
+        present.set_hearing(false);
+        drop(present);
+        let pause = (RECONNECT.0 * (1 << attempts.min(10))).min(RECONNECT.1);
+        attempts += 1;
+        tokio::time::sleep(if attempts > ATTEMPTS { DEAF } else { pause }).await;
+    }
 }
 
 /// A connection that has said that it listens.

@@ -241,7 +241,9 @@ impl Attempt<'_> {
         } else if left {
             // Only what ends with the row can be done without looking.
             return Ok(None);
-        } else if after.stored.to_bytes()? == loaded.stored.to_bytes()? {
+        } else if after.counter == loaded.counter
+            && after.stored.to_bytes()? == loaded.stored.to_bytes()?
+        {
             now_known = Some(known);
             true
         } else if loaded.has_room_for(after.counter) {
