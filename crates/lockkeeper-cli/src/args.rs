@@ -38,7 +38,7 @@ before. When this process is killed, the whole group is killed.";
 #[derive(Debug, Parser)]
 #[command(name = "lockkeeper", version, after_help = EXIT_CODES)]
 pub(crate) struct Args {
-    /// Where the locks are: file:, file:/DIR, redis://HOST, etcd://HOST,HOST or zookeeper://HOST,HOST/PATH, by TLS with rediss:, etcds: and zookeepers:; with options such as ?ttl=10s
+    /// Where the locks are: file:, file:/DIR, redis://HOST, etcd://HOST,HOST, zookeeper://HOST,HOST/PATH, postgres://USER:PASSWORD@HOST/DATABASE or mysql://USER:PASSWORD@HOST/DATABASE, by TLS with rediss:, etcds: and zookeepers:; with options such as ?ttl=10s
     #[arg(long, global = true, env = "LOCKKEEPER_URL", hide_env_values = true)]
     #[arg(value_name = "URL", default_value = "file:")]
     pub(crate) url: OsString,
@@ -59,6 +59,8 @@ pub(crate) enum Command {
     Show(Show),
     /// Take a lock away from its holders; exits with 1 when nobody holds it
     Unlock(Unlock),
+    /// Make the tables in a database, once, as a user who may; for other stores there is nothing to do
+    Init,
     /// Print a completion script for a shell
     Completions {
         /// The shell

@@ -1,4 +1,4 @@
-//! `ls`, `show` and `unlock`: looking at a store, and forcing it.
+//! `init`, `ls`, `show` and `unlock`: preparing a store, looking at it, and forcing it.
 
 use std::ffi::OsString;
 use std::fmt::Write as _;
@@ -67,6 +67,12 @@ impl<'a> From<&'a Status> for StatusJson<'a> {
 async fn connect(url: &OsString) -> Result<Locks, Failure> {
     let (url, _) = args::url(url)?;
     Ok(Locks::connect(url).await?)
+}
+
+pub(crate) async fn init(url: &OsString) -> Result<Code, Failure> {
+    let (_, url) = args::url(url)?;
+    url.init().await?;
+    print(format!("{url} is ready\n").as_bytes())
 }
 
 pub(crate) async fn ls(url: &OsString, ls: &Ls) -> Result<Code, Failure> {

@@ -89,7 +89,9 @@ fn prepare_mariadb(directory: &Path) {
     let mut command = as_user("mysql", Path::new("mariadb-install-db"));
     command.current_dir("/").args(["--no-defaults", "--skip-test-db"]);
     command.arg("--auth-root-authentication-method=normal");
-    command.arg(format!("--datadir={}/data", directory.display()));
+    let directory = directory.display();
+    // Not all of them at once in the one for all.
+    command.args([format!("--datadir={directory}/data"), format!("--tmpdir={directory}")]);
     run(command);
 }
 
@@ -133,6 +135,7 @@ impl System {
                 "--port={port}",
                 "--bind-address=127.0.0.1",
                 "--socket={dir}/socket",
+                "--tmpdir={dir}",
                 "--skip-log-bin",
                 "--skip-name-resolve",
                 "--innodb-buffer-pool-size=32M",
@@ -212,7 +215,8 @@ impl Database {
             System::MariaDb => {
                 let mut command = Command::new("mariadb");
                 command.args(["--no-defaults", "--protocol=tcp", "-h", "127.0.0.1", "-P", &port]);
-                command.args(["-u", "root", "-BN"]);
+                // The server tells statements apart by itself.
+                command.args(["-u", "root", "-BN", "--delimiter=//"]);
                 if !database.is_empty() {
                     command.arg(format!("--database={database}"));
                 }

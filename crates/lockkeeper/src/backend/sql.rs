@@ -283,7 +283,7 @@ impl<D: Dialect> Drop for Parked<'_, D> {
             self.store.hub.requests.forget(self.id);
         }
         if !self.settled {
-            self.store.undo(self.key, self.id, Instant::now() + self.ttl, self.in_doubt);
+            self.store.undo(self.key, self.id, Instant::now() + self.ttl);
         }
     }
 }

@@ -1,6 +1,6 @@
 //! What one kind of database does in its own way.
 
-use std::fmt;
+use std::fmt::Write as _;
 use std::future::Future;
 use std::sync::Weak;
 
@@ -24,7 +24,7 @@ pub(super) enum Inserted {
 }
 
 /// A kind of database. Each method that takes a connection is one statement, committed by itself.
-pub(super) trait Dialect: fmt::Debug + Send + Sync + Sized + 'static {
+pub(super) trait Dialect: Send + Sync + Sized + 'static {
     /// The scheme of its URL.
     const NAME: &'static str;
 
@@ -112,7 +112,6 @@ pub(super) trait Dialect: fmt::Debug + Send + Sync + Sized + 'static {
 
 /// Bytes as text that needs no quoting.
 pub(super) fn hex(bytes: &[u8]) -> String {
-    use fmt::Write;
     let mut text = String::with_capacity(2 * bytes.len());
     for byte in bytes {
         // Writing to a string does not fail.

@@ -42,6 +42,11 @@ impl Fault {
         !matches!(self, Self::Refused(..) | Self::Row(_))
     }
 
+    /// Whether a write may have taken effect, or may yet.
+    pub(super) fn leaves_doubt(&self) -> bool {
+        matches!(self, Self::Broken(_) | Self::Silent)
+    }
+
     /// Whether the connection can be used again.
     pub(super) fn spares_the_connection(&self) -> bool {
         matches!(self, Self::Conflict(_) | Self::Refused(..))

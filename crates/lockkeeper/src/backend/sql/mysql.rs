@@ -19,8 +19,7 @@ use crate::url::SqlOptions;
 /// µs since 1970. In UTC: local time has an hour twice when the clocks are put back.
 const NOW: &str = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))";
 
-/// A MySQL or MariaDB server.
-#[derive(Debug)]
+/// A MySQL or MariaDB server. The options have the password: they are never shown.
 pub(super) struct MySql {
     options: MySqlConnectOptions,
 }

@@ -21,8 +21,7 @@ use crate::url::SqlOptions;
 /// µs since 1970.
 const NOW: &str = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint";
 
-/// A PostgreSQL server.
-#[derive(Debug)]
+/// A PostgreSQL server. The options have the password: they are never shown.
 pub(super) struct Postgres {
     pub(super) options: PgConnectOptions,
 }

@@ -24,6 +24,8 @@ const TRIES: u32 = 60;
 const BREAKS: u32 = 6;
 /// The first and the longest pause before trying again.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(50));
+/// How long a write on a connection that was given up may still arrive.
+const DOUBT: Duration = Duration::from_secs(60);
 /// Between two tries to undo what a request left behind.
 const UNDO_PAUSE: Duration = Duration::from_millis(200);
 
@@ -54,13 +56,15 @@ pub(super) struct Store<D: Dialect> {
     pub(super) hub: Arc<Hub>,
     /// What waits for the step under way on a name to end.
     desks: Mutex<HashMap<Key, Vec<Asked>>>,
+    /// Names with a write whose outcome is not known, and since when.
+    doubts: Mutex<HashMap<Key, Instant>>,
 }
 
 type Asked = (Box<dyn Job>, Guess);
 
 impl<D: Dialect> Store<D> {
     pub(super) fn new(pool: Arc<Pool<D>>, hub: Arc<Hub>) -> Arc<Self> {
-        Arc::new(Self { pool, hub, desks: Mutex::default() })
+        Arc::new(Self { pool, hub, desks: Mutex::default(), doubts: Mutex::default() })
     }
 
     /// Takes one step of the model on one name. Begun at once, and carried out even if nobody waits
@@ -98,13 +102,16 @@ impl<D: Dialect> Store<D> {
     /// Gives up whatever a request has, a hold or a place: in line behind the request that it undoes,
     /// and tried again until that would have expired. One in doubt may still arrive, on a connection
     /// that was given up: it is undone again and again for so long.
-    pub(super) fn undo(self: &Arc<Self>, key: &Key, id: RequestId, until: Instant, in_doubt: bool) {
+    pub(super) fn undo(self: &Arc<Self>, key: &Key, id: RequestId, until: Instant) {
         let (store, key) = (Arc::clone(self), Arc::clone(key));
-        let undo = move || {
-            store.change(&key, Guess::Nothing, move |stored, world, _| {
-                stored.model.release(id, world);
-                Some(())
-            })
+        let undo = {
+            let (store, key) = (Arc::clone(&store), Arc::clone(&key));
+            move || {
+                store.change(&key, Guess::Nothing, move |stored, world, _| {
+                    stored.model.release(id, world);
+                    Some(())
+                })
+            }
         };
         let mut undoing = undo();
         self.hub.requests.runtime().spawn(async move {
@@ -112,7 +119,7 @@ impl<D: Dialect> Store<D> {
             loop {
                 let done = undoing.await;
                 let again = match &done {
-                    Ok(_) => in_doubt,
+                    Ok(_) => store.is_in_doubt(&key),
                     Err(error) => super::fault::may_pass(error),
                 };
                 if !again || Instant::now() + pause > until {
@@ -125,6 +132,18 @@ impl<D: Dialect> Store<D> {
         });
     }
 
+    fn doubt(&self, key: &Key) {
+        let mut doubts = self.doubts.lock();
+        let now = Instant::now();
+        doubts.retain(|_, since| now.since(*since) < DOUBT);
+        doubts.insert(Arc::clone(key), now);
+    }
+
+    fn is_in_doubt(&self, key: &Key) -> bool {
+        let since = self.doubts.lock().get(key).copied();
+        since.is_some_and(|since| Instant::now().since(since) < DOUBT)
+    }
+
     /// Works until nobody asks for this name any more.
     async fn work(self: Arc<Self>, key: Key, mut asked: Vec<Asked>) {
         loop {
@@ -135,6 +154,9 @@ impl<D: Dialect> Store<D> {
                 _ => Guess::Nothing,
             };
             let outcome = self.step(&key, &mut jobs, guess).await.map_err(Arc::new);
+            if outcome.as_ref().is_err_and(|fault| fault.leaves_doubt()) {
+                self.doubt(&key);
+            }
             for job in jobs {
                 job.finish(outcome.clone());
             }
@@ -168,7 +190,10 @@ impl<D: Dialect> Store<D> {
                 Err(fault @ Fault::Broken(_)) if breaks == BREAKS => return Err(fault),
                 Err(Fault::Broken(_)) => {
                     breaks += 1;
-                    attempt.again |= attempt.writing;
+                    if attempt.writing {
+                        attempt.again = true;
+                        self.doubt(key);
+                    }
                 }
                 Err(fault) => return Err(fault),
             }
