@@ -3,4 +3,4 @@
 
 use testkit::database::{DatabaseHarness, System};
 
-testkit::conformance!(across_processes, DatabaseHarness::start(System::MariaDb, "").await);
+testkit::conformance!(across_processes, DatabaseHarness::start(System::MariaDb).await);

@@ -228,27 +228,75 @@ impl Database {
     }
 }
 
+/// PgBouncer in transaction mode before a PostgreSQL server: fewer connections than clients, each lent
+/// for one transaction.
+pub async fn pgbouncer(database: &Database) -> Server {
+    let config = format!(
+        "[databases]
+* = host=127.0.0.1 port={} user=postgres
+[pgbouncer]
+listen_addr = 127.0.0.1
+listen_port = {{port}}
+unix_socket_dir =
+auth_type = any
+pool_mode = transaction
+default_pool_size = 3
+max_client_conn = 1000
+",
+        database.server.address().port()
+    );
+    let command = as_user("postgres", Path::new("pgbouncer"));
+    let words = command.get_args().map(|word| word.to_str().unwrap().to_owned());
+    let recipe = Recipe::new(command.get_program(), "pgbouncer").args(words);
+    let recipe = recipe.prepared_by(|directory| give(directory, "postgres"));
+    recipe.file("pgbouncer.ini", &config).args(["{dir}/pgbouncer.ini"]).start().await
+}
+
+/// A pooler that all tests that run at the same time have in common, before the shared server.
+async fn shared_pgbouncer(database: &Database) -> Arc<Server> {
+    static SHARED: Mutex<Weak<Server>> = Mutex::const_new(Weak::new());
+    let mut shared = SHARED.lock().await;
+    if let Some(pooler) = shared.upgrade() {
+        return pooler;
+    }
+    let pooler = Arc::new(pgbouncer(database).await);
+    *shared = Arc::downgrade(&pooler);
+    pooler
+}
+
 /// Two databases of the shared server, with a prefix of its own for each case.
 #[derive(Debug)]
 pub struct DatabaseHarness {
     database: Arc<Database>,
+    pooler: Option<Arc<Server>>,
     prefix: u64,
-    options: &'static str,
 }
 
 impl DatabaseHarness {
-    /// Options begin with `&`.
-    pub async fn start(system: System, options: &'static str) -> Self {
+    /// Without anything in between.
+    pub async fn start(system: System) -> Self {
         static CASES: AtomicU64 = AtomicU64::new(0);
         let database = system.shared().await;
         for name in ["here", "elsewhere"] {
             Locks::init(&database.url(name)).await.unwrap();
         }
-        Self { database, prefix: CASES.fetch_add(1, Ordering::Relaxed), options }
+        Self { database, pooler: None, prefix: CASES.fetch_add(1, Ordering::Relaxed) }
+    }
+
+    /// Behind [`pgbouncer`].
+    pub async fn pooled() -> Self {
+        let plain = Self::start(System::Postgres).await;
+        let pooler = shared_pgbouncer(&plain.database).await;
+        Self { pooler: Some(pooler), ..plain }
     }
 
     fn at(&self, name: &str) -> String {
-        format!("{}?prefix={}/{}", self.database.url(name), self.prefix, self.options)
+        let url = format!("{}?prefix={}/", self.database.url(name), self.prefix);
+        let direct = self.database.server.address().to_string();
+        match &self.pooler {
+            Some(pooler) => url.replace(&direct, &pooler.address().to_string()),
+            None => url,
+        }
     }
 }
 

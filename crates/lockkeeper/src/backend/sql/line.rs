@@ -149,9 +149,9 @@ impl<D: Dialect> Lines<D> {
             let mut seen = Seen { over: vec![], kept: vec![], holders: vec![], next: None };
             // Those who wait at this moment: whoever has left meanwhile must not be asked for.
             let members = line.members.lock();
-            // One that is due takes the others along: one look for all, not one for each.
-            let now = Instant::now();
-            let due = members.values().any(|member| member.placed <= now.before(KEEP));
+            // One that is nearly due takes the others along: one look for all, not one for each.
+            let (now, nearly) = (Instant::now(), KEEP * 3 / 4);
+            let due = members.values().any(|member| member.placed <= now.before(nearly));
             let old = now.before(if due { KEEP / 2 } else { KEEP });
             for (id, member) in &*members {
                 let over = match &member.ask {

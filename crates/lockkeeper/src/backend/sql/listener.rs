@@ -1,27 +1,32 @@
 //! The one connection for the messages of PostgreSQL, which comes back by itself and knows whether it
 //! hears.
 //!
-//! A pooler may accept `LISTEN` and never deliver anything. So a client sends a message to itself, by
-//! another connection, and believes only what arrives.
+//! A pooler that lends a connection for one transaction accepts `LISTEN`, and then delivers the
+//! messages to whoever has that connection by chance, which disturbs him. So the first thing is to find
+//! out whether there is one: where a setting of this session is gone in the next statement, or is seen
+//! by another session of ours, they share connections. Nobody listens then.
+//!
+//! And a client sends a message to itself, by another connection, and believes only what arrives.
 
 use std::sync::Weak;
 use std::time::Duration;
 
 use sqlx::postgres::{PgListener, PgPoolOptions};
+use sqlx::{AssertSqlSafe, Executor, Row};
 
-use super::dialect::unhex;
+use super::dialect::{Dialect, unhex};
 use super::fault::{Fault, STATEMENT_TIME};
 use super::hub::{Hub, LATCHES};
 use super::pool::{Pool, statement};
-use super::postgres::Postgres;
+use super::postgres::{Postgres, SESSION};
 use crate::clock::Instant;
 use crate::owner::{self, RequestId};
 
 /// First and longest pause between two attempts to listen.
 const RECONNECT: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
-/// After so many attempts in vain there is a pooler in the way, and the pause is longer.
-const ATTEMPTS: u32 = 8;
-const DEAF: Duration = Duration::from_secs(60);
+/// How often it is tried out whether sessions share connections. Each time is enough before an idle
+/// pooler; a busy one may have lent the connection to somebody else in between.
+const PROBES: u32 = 5;
 /// A connection that says nothing for so long is tried out.
 const SILENCE: Duration = Duration::from_secs(15);
 /// How long a message to oneself may take.
@@ -44,17 +49,26 @@ pub(super) fn start(pool: &Weak<Pool<Postgres>>, hub: &Weak<Hub>) {
 async fn keep_listening(pool: &Weak<Pool<Postgres>>, hub: &Weak<Hub>) {
     let mut attempts = 0;
     while let Some(connected) = connect(pool, hub).await {
-        if let Ok(mut ear) = connected
-            && ear.listen(pool, hub).await.is_some()
-        {
-            attempts = 0;
+        match connected {
+            Ok(Some(mut ear)) => {
+                if ear.listen(pool, hub).await.is_some() {
+                    attempts = 0;
+                }
+            }
+            Ok(None) => {
+                tracing::info!(
+                    "a pooler shares connections: no messages, whoever waits has to look"
+                );
+                return;
+            }
+            Err(fault) => tracing::debug!(%fault, "cannot listen; trying again"),
         }
         let Some(present) = hub.upgrade() else { return };
         present.set_hearing(false);
         drop(present);
         let pause = (RECONNECT.0 * (1 << attempts.min(10))).min(RECONNECT.1);
         attempts += 1;
-        tokio::time::sleep(if attempts > ATTEMPTS { DEAF } else { pause }).await;
+        tokio::time::sleep(pause).await;
     }
 }
 
@@ -63,24 +77,47 @@ struct Ear {
     listener: PgListener,
 }
 
-/// `None`: nobody needs it any more.
-async fn connect(pool: &Weak<Pool<Postgres>>, hub: &Weak<Hub>) -> Option<Result<Ear, sqlx::Error>> {
-    let options = pool.upgrade()?.dialect.options.clone();
-    let own = Hub::channel(hub.upgrade()?.me);
+/// `None`: nobody needs it any more. `Some(Ok(None))`: there is a pooler.
+async fn connect(
+    pool: &Weak<Pool<Postgres>>,
+    hub: &Weak<Hub>,
+) -> Option<Result<Option<Ear>, Fault>> {
+    let (pool, hub) = (pool.upgrade()?, hub.upgrade()?);
+    let own = Hub::channel(hub.me);
     let connecting = async {
         let one = PgPoolOptions::new().max_connections(1).max_lifetime(None).idle_timeout(None);
-        let one = one.acquire_timeout(STATEMENT_TIME).connect_lazy_with(options);
-        let mut listener = PgListener::connect_with(&one).await?;
+        let one = one.acquire_timeout(STATEMENT_TIME);
+        let one = one.connect_lazy_with(pool.dialect.options.clone());
+        let mut listener = PgListener::connect_with(&one).await.map_err(Postgres::fault)?;
         listener.eager_reconnect(false);
-        listener.listen_all([own.as_str(), LATCHES]).await?;
-        Ok(Ear { listener })
+        if shares_connections(&mut listener, &pool).await? {
+            return Ok(None);
+        }
+        listener.listen_all([own.as_str(), LATCHES]).await.map_err(Postgres::fault)?;
+        Ok(Some(Ear { listener }))
     };
     let connected = tokio::time::timeout(2 * STATEMENT_TIME, connecting).await;
-    let connected = connected.unwrap_or(Err(sqlx::Error::PoolTimedOut));
-    if let Err(error) = &connected {
-        tracing::debug!(%error, "cannot listen; trying again");
+    Some(connected.unwrap_or(Err(Fault::Silent)))
+}
+
+/// Whether a session of ours is not always the same at the server, or the same as another of ours.
+async fn shares_connections(
+    listener: &mut PgListener,
+    pool: &Pool<Postgres>,
+) -> Result<bool, Fault> {
+    type D = Postgres;
+    for _ in 0..PROBES {
+        let mark = format!("{:016x}", owner::random());
+        let set = format!("SET lockkeeper.session = '{mark}'");
+        listener.execute(sqlx::raw_sql(AssertSqlSafe(set))).await.map_err(Postgres::fault)?;
+        let ours = listener.fetch_one(sqlx::raw_sql(SESSION)).await.map_err(Postgres::fault)?;
+        let ours: Option<String> = ours.try_get(0).map_err(Postgres::fault)?;
+        let another = statement!(pool, session)?;
+        if ours.as_ref() != Some(&mark) || another.as_ref() == Some(&mark) {
+            return Ok(true);
+        }
     }
-    Some(connected)
+    Ok(false)
 }
 
 impl Ear {

@@ -21,6 +21,9 @@ use crate::url::SqlOptions;
 /// µs since 1970.
 const NOW: &str = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint";
 
+/// What a session of ours was marked with.
+pub(super) const SESSION: &str = "SELECT current_setting('lockkeeper.session', true)";
+
 /// A PostgreSQL server. The options have the password: they are never shown.
 pub(super) struct Postgres {
     pub(super) options: PgConnectOptions,
@@ -41,6 +44,13 @@ impl Postgres {
             with = with.username(user).password(password);
         }
         Ok(Self { options: with.disable_statement_logging() })
+    }
+
+    /// What this session was marked with.
+    pub(super) async fn session(
+        connection: &mut PgConnection,
+    ) -> Result<Option<String>, sqlx::Error> {
+        sqlx::raw_sql(SESSION).fetch_one(connection).await?.try_get(0)
     }
 
     /// Sends a message.
