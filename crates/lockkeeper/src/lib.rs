@@ -16,7 +16,13 @@ pub mod model;
 mod name;
 mod owner;
 mod primitive;
-#[cfg(any(feature = "etcd", feature = "redis", feature = "zookeeper-tls"))]
+#[cfg(any(
+    feature = "etcd",
+    feature = "mysql",
+    feature = "postgres",
+    feature = "redis",
+    feature = "zookeeper-tls"
+))]
 mod tls;
 mod token;
 mod url;

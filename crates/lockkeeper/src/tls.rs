@@ -98,7 +98,7 @@ fn unusable(option: &str, path: &Path, wanted: &str, why: impl std::fmt::Display
 }
 
 /// What to do about an error of rustls that is among the causes of this one.
-#[cfg(any(feature = "etcd", feature = "redis"))]
+#[cfg(any(feature = "etcd", feature = "mysql", feature = "postgres", feature = "redis"))]
 pub(crate) fn hint(error: &(dyn StdError + 'static)) -> Option<&'static str> {
     use rustls::Error::{AlertReceived, InvalidCertificate, InvalidMessage};
     Some(match rustls_error(error)? {
@@ -117,7 +117,7 @@ pub(crate) fn hint(error: &(dyn StdError + 'static)) -> Option<&'static str> {
 }
 
 /// The error of rustls, which drivers and the standard library have wrapped.
-#[cfg(any(feature = "etcd", feature = "redis"))]
+#[cfg(any(feature = "etcd", feature = "mysql", feature = "postgres", feature = "redis"))]
 fn rustls_error<'a>(mut error: &'a (dyn StdError + 'static)) -> Option<&'a rustls::Error> {
     loop {
         if let Some(found) = error.downcast_ref() {

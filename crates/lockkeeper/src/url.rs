@@ -32,8 +32,8 @@ const KNOWN: [(&str, &[&str]); 10] = [
     ("etcds", &["ttl", "prefix", "ca", "cert", "key"]),
     ("zookeeper", &["ttl", "dialect", "acl"]),
     ("zookeepers", &["ttl", "dialect", "acl", "ca", "cert", "key"]),
-    ("postgres", &["ttl", "prefix", "pool"]),
-    ("mysql", &["ttl", "prefix", "pool"]),
+    ("postgres", &["ttl", "prefix", "pool", "tls", "ca", "cert", "key"]),
+    ("mysql", &["ttl", "prefix", "pool", "tls", "ca", "cert", "key"]),
 ];
 
 /// How many connections to a database there are at most when nothing else is said.
@@ -63,6 +63,7 @@ const POOL: usize = 4;
 /// | `pool` | how many connections to use at most (`postgres:`, besides one that listens, and `mysql:`); default 4 |
 /// | `dialect` | with which other clients locks are shared. `redis:`: `redisson` (default), or `plain` for those that use `SET name value NX PX`; `zookeeper:`: `curator` (default) or `kazoo` |
 /// | `acl` | who may use our nodes (`zookeeper:`): `open` (default), or `creator` for those with the same user and password |
+/// | `tls` | `on`: by TLS (`postgres:` and `mysql:`, where each of the following says so too); default `off` |
 /// | `ca` | a PEM file of the CAs to trust (by TLS); default those of the system |
 /// | `cert`, `key` | PEM files of our own certificate and its key (by TLS), for a server that asks for one |
 ///
@@ -270,7 +271,7 @@ impl Url {
 
 impl Url {
     fn sql(text: &str, rest: &str, options: Options) -> Result<SqlOptions> {
-        let servers = Servers::parse(text, rest, None)?;
+        let servers = Servers::parse(text, rest, options.chosen_tls()?)?;
         let wrong = match &servers {
             servers if servers.hosts.len() > 1 => "names more than one server",
             servers if servers.credentials.is_none() => "names no user",
@@ -348,6 +349,14 @@ mod tests {
     #[test]
     fn bad_urls_say_what_is_known() {
         let cases = [
+            ("postgres:h", "write postgres://USER:PASSWORD@HOST:PORT/DATABASE"),
+            ("postgres://h/db", "names no user"),
+            ("postgres://me@h", "names no database"),
+            ("mysql://me@a,b/db", "more than one server"),
+            ("mysql://me@h/db?pool=0", "between 1 and 1000"),
+            ("postgres://me@h/db?tls=maybe", "known are: on, off"),
+            ("postgres://me@h/db?tls=off&ca=/x", "leave out"),
+            ("postgres://me@h/db?sslmode=require", "knows no option \"sslmode\""),
             ("", "known are memory:, file:, redis:, rediss:, etcd:, etcds:, zookeeper:"),
             ("nonsense", "known are memory:, file:, redis:, rediss:, etcd:"),
             ("ftp://h", "knows no \"ftp\" URLs"),
@@ -422,6 +431,18 @@ mod tests {
         };
         assert_eq!(zookeeper.scheme, Scheme::ZooKeeper { servers, options });
         assert_eq!((etcd.scheme(), zookeeper.scheme()), ("etcd", "zookeepers"));
+        let Scheme::MySql(options) = parse("mysql://me@h/db?ca=/c&pool=2&prefix=x").scheme else {
+            panic!("mysql");
+        };
+        assert_eq!((options.pool, options.prefix.as_str()), (2, "x"));
+        assert_eq!(options.servers.credentials, Some(("me".into(), String::new())));
+        assert_eq!(options.servers.path, "db");
+        assert_eq!(options.servers.tls, Some(TlsFiles { ca: Some("/c".into()), identity: None }));
+        let Scheme::Postgres(options) = parse("postgres://me:p%40w@[::1]:1/db").scheme else {
+            panic!("postgres");
+        };
+        assert_eq!((options.pool, options.servers.tls), (POOL, None));
+        assert_eq!(options.servers.credentials, Some(("me".into(), "p@w".into())));
     }
 
     #[test]
@@ -446,6 +467,9 @@ mod tests {
             "etcd://me:s3cret%zz@h",
             "zookeeper://me:s3cret@/x",
             "zookeeper://me:s3%FFcret@h",
+            "postgres://me:s3cret@h",
+            "mysql://me:s3cret@a,b/db",
+            "mysql://me:s3/cret@h/db",
         ];
         for url in bad {
             assert!(!redacted(url).contains("cret"), "{}", redacted(url));
@@ -458,6 +482,7 @@ mod tests {
             "rediss://:s3cr@cret@h?ca=/a",
             "etcd://me:s3cr@cret@h",
             "zookeeper://me:s3cret@h/app",
+            "postgres://me:s3cret@h/db?pool=3",
         ] {
             let url: Url = text.parse().expect("valid");
             assert!(!format!("{url} {url:?}").contains("cret"), "{url}");

@@ -1,6 +1,7 @@
 //! PostgreSQL and MariaDB servers: one alone, and one shared by the tests of a binary.
 
-use std::os::unix::fs::chown;
+use std::fs::Permissions;
+use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,6 +11,7 @@ use async_trait::async_trait;
 use lockkeeper::Locks;
 use tokio::sync::Mutex;
 
+use crate::authority::Authority;
 use crate::conformance::Harness;
 use crate::server::{Recipe, Server};
 
@@ -112,15 +114,16 @@ impl System {
     }
 
     fn recipe(self) -> Recipe {
-        let (user, program) = match self {
-            Self::Postgres => ("postgres", postgres_program("postgres")),
-            Self::MariaDb => ("mysql", "mariadbd".into()),
+        let program = match self {
+            Self::Postgres => postgres_program("postgres"),
+            Self::MariaDb => "mariadbd".into(),
         };
-        let command = as_user(user, &program);
+        let command = as_user(self.user(), &program);
         let words = command.get_args().map(|word| word.to_str().unwrap().to_owned());
         let recipe = Recipe::new(command.get_program(), "postgresql mariadb-server").args(words);
+        let recipe = recipe.prepared_by(move |directory| self.prepare(directory));
         match self {
-            Self::Postgres => recipe.prepared_by(prepare_postgres).quits().args([
+            Self::Postgres => recipe.quits().args([
                 "-D",
                 "{dir}/data",
                 "-p",
@@ -129,7 +132,7 @@ impl System {
                 "-cunix_socket_directories=",
                 "-cfsync=off",
             ]),
-            Self::MariaDb => recipe.prepared_by(prepare_mariadb).args([
+            Self::MariaDb => recipe.args([
                 "--no-defaults",
                 "--datadir={dir}/data",
                 "--port={port}",
@@ -145,9 +148,49 @@ impl System {
         }
     }
 
+    fn user(self) -> &'static str {
+        match self {
+            Self::Postgres => "postgres",
+            Self::MariaDb => "mysql",
+        }
+    }
+
     /// One server with the databases `here` and `elsewhere`, and these arguments besides.
     pub async fn start(self, arguments: &[&str]) -> Database {
-        let recipe = self.recipe().args(arguments.to_vec());
+        self.start_by(self.recipe().args(arguments.to_vec())).await
+    }
+
+    /// The same, that also speaks TLS, with a certificate that is good for `host`, and knows the
+    /// certificates of the same authority.
+    pub async fn start_with_tls(self, authority: &Authority, host: &str) -> Database {
+        let (cert, key) = authority.sign(host);
+        let files = [("cert", cert), ("key", key), ("ca", authority.ca())];
+        let arguments = files.each_ref().map(|(file, _)| match self {
+            Self::Postgres => format!("-cssl_{file}_file={{dir}}/{file}.pem"),
+            Self::MariaDb => format!("--ssl-{file}={{dir}}/{file}.pem"),
+        });
+        let prepare = move |directory: &Path| {
+            self.prepare(directory);
+            for (file, from) in &files {
+                let to = directory.join(format!("{file}.pem"));
+                std::fs::copy(from, &to).unwrap();
+                std::fs::set_permissions(&to, Permissions::from_mode(0o600)).unwrap();
+                give(&to, self.user());
+            }
+        };
+        let on = (self == Self::Postgres).then_some("-cssl=on");
+        let recipe = self.recipe().prepared_by(prepare).args(arguments).args(on);
+        self.start_by(recipe).await
+    }
+
+    fn prepare(self, directory: &Path) {
+        match self {
+            Self::Postgres => prepare_postgres(directory),
+            Self::MariaDb => prepare_mariadb(directory),
+        }
+    }
+
+    async fn start_by(self, recipe: Recipe) -> Database {
         let recipe = match self {
             Self::Postgres => recipe.ready_when(move |address| async move {
                 let port = address.port().to_string();

@@ -26,6 +26,8 @@ const START: Duration = Duration::from_secs(30);
 
 type Probe = Arc<dyn Fn(SocketAddr) -> Pin<Box<dyn Future<Output = bool> + Send>> + Send + Sync>;
 
+type Prepare = Arc<dyn Fn(&Path) + Send + Sync>;
+
 /// How to start a server.
 #[derive(Clone)]
 pub struct Recipe {
@@ -33,7 +35,7 @@ pub struct Recipe {
     package: String,
     args: Vec<String>,
     files: Vec<(String, String)>,
-    prepare: fn(&Path),
+    prepare: Prepare,
     /// By SIGQUIT: it has processes of its own, which a SIGKILL would leave behind.
     quits: bool,
     probe: Probe,
@@ -56,7 +58,7 @@ impl Recipe {
             package: package.into(),
             args: Vec::new(),
             files: Vec::new(),
-            prepare: |_| {},
+            prepare: Arc::new(|_| {}),
             quits: false,
             probe,
         }
@@ -64,8 +66,8 @@ impl Recipe {
 
     /// What to do in its directory before it is started for the first time.
     #[must_use]
-    pub(crate) fn prepared_by(mut self, prepare: fn(&Path)) -> Self {
-        self.prepare = prepare;
+    pub(crate) fn prepared_by(mut self, prepare: impl Fn(&Path) + Send + Sync + 'static) -> Self {
+        self.prepare = Arc::new(prepare);
         self
     }
 

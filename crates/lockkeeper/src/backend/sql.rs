@@ -249,7 +249,7 @@ async fn look_after<D: Dialect>(
     round: u32,
     evictions: &mut Option<u64>,
 ) -> Result<(), Fault> {
-    if round % PURGE == 0 {
+    if round.is_multiple_of(PURGE) {
         statement!(store.pool, purge)?;
     }
     let requests = &store.hub.requests;

@@ -75,10 +75,10 @@ impl SqlOptions {
     /// Host and port.
     pub(crate) fn address(&self, port: u16) -> Result<(String, u16)> {
         let address = self.servers.hosts.first().map(String::as_str).unwrap_or_default();
-        let is_port = |port: &&str| !port.contains(']');
-        let Some((host, number)) = address.rsplit_once(':').filter(|(_, port)| is_port(&port))
-        else {
-            return Ok((address.trim_matches(['[', ']']).to_owned(), port));
+        // What is in brackets is an address of IPv6, colons and all.
+        let (host, number) = match address.rsplit_once(':') {
+            Some((host, number)) if !number.contains(']') => (host, number),
+            _ => return Ok((address.trim_matches(['[', ']']).to_owned(), port)),
         };
         let number = number
             .parse()
@@ -103,6 +103,7 @@ pub(super) struct Options {
     pub(super) prefix: String,
     pub(super) access: Access,
     pub(super) pool: Option<usize>,
+    tls: Option<bool>,
     dialect: Option<String>,
     ca: Option<PathBuf>,
     cert: Option<PathBuf>,
@@ -118,6 +119,7 @@ impl Options {
                 _ if !known.contains(&name) => return Err(unknown(scheme, name, known)),
                 "prefix" => options.prefix = decode(value)?,
                 "dialect" => options.dialect = Some(value.to_owned()),
+                "tls" => options.tls = Some(one_of("tls", value, &SWITCH)?),
                 "pool" => options.pool = Some(pool(value)?),
                 "acl" => options.access = one_of("acl", value, &ACCESS)?,
                 "ca" => options.ca = Some(file(name, value)?),
@@ -134,6 +136,18 @@ impl Options {
         match &self.dialect {
             Some(dialect) => one_of("dialect", dialect, known),
             None => Ok(known[0].1),
+        }
+    }
+
+    /// Where an option says whether to use TLS: the files for it, if so. Naming a file says so too.
+    pub(super) fn chosen_tls(&self) -> Result<Option<TlsFiles>> {
+        let files = self.tls_files()?;
+        let named = files != TlsFiles::default();
+        match self.tls {
+            Some(false) if named => Err(Error::Config(
+                "tls=off and a file for TLS: leave out ca=, cert= and key=, or tls=off".into(),
+            )),
+            chosen => Ok((chosen.unwrap_or(named)).then_some(files)),
         }
     }
 
@@ -156,6 +170,7 @@ pub(super) const REDIS_DIALECTS: [(&str, Dialect); 2] =
     [("redisson", Dialect::Redisson), ("plain", Dialect::Plain)];
 pub(super) const ZOOKEEPER_DIALECTS: [(&str, Recipe); 2] =
     [("curator", Recipe::Curator), ("kazoo", Recipe::Kazoo)];
+const SWITCH: [(&str, bool); 2] = [("on", true), ("off", false)];
 const ACCESS: [(&str, Access); 2] = [("open", Access::Open), ("creator", Access::Creator)];
 
 fn one_of<T: Copy>(option: &str, value: &str, known: &[(&str, T)]) -> Result<T> {

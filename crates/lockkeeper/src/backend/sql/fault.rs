@@ -1,9 +1,12 @@
 //! What can go wrong with a statement, by what can be done about it.
 
+use std::error::Error as StdError;
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::error::Error;
+use crate::tls;
 
 /// How long one statement may take, and one attempt to connect.
 pub(super) const STATEMENT_TIME: Duration = Duration::from_secs(2);
@@ -54,14 +57,28 @@ impl Fault {
 
     /// The error for everybody whose request went down with the same fault.
     pub(super) fn error(self: Arc<Self>, backend: &'static str, doing: &str) -> Error {
-        Error::unavailable(backend, format!("{doing} failed"), Failed(self))
+        Error::unavailable(backend, format!("{doing} failed: {self}"), Failed(self))
     }
 }
 
-/// A fault that several requests share.
-#[derive(Debug, thiserror::Error)]
-#[error(transparent)]
+/// A fault that several requests share. What it says itself is said already: shown is its cause.
+#[derive(Debug)]
 struct Failed(Arc<Fault>);
+
+impl fmt::Display for Failed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0.source() {
+            Some(cause) => fmt::Display::fmt(cause, f),
+            None => fmt::Display::fmt(&self.0, f),
+        }
+    }
+}
+
+impl StdError for Failed {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        self.0.source()?.source()
+    }
+}
 
 /// Whether a request may succeed if it is sent again.
 pub(super) fn may_pass(error: &Error) -> bool {
@@ -78,9 +95,14 @@ pub(super) const READ_ONLY: &str = "a server that is read-only: a replica? Conne
 impl Fault {
     /// An error that is not the server's.
     pub(super) fn of_driver(error: sqlx::Error) -> Self {
+        if let Some(hint) = tls::hint(&error) {
+            return Self::Refused(hint.trim_start_matches(": "), error);
+        }
         match error {
             sqlx::Error::Configuration(_) => Self::Refused("the driver refused the options", error),
-            sqlx::Error::Tls(_) => Self::Refused("no TLS with this server", error),
+            sqlx::Error::Tls(_) => {
+                Self::Refused("no TLS: does the server speak it? Without, leave out tls=on", error)
+            }
             sqlx::Error::ColumnDecode { .. } | sqlx::Error::Decode(_) => {
                 Self::Refused("an answer that makes no sense", error)
             }

@@ -37,7 +37,7 @@ pub(super) fn start(pool: &Weak<Pool<Postgres>>, hub: &Weak<Hub>) {
     let Some(present) = hub.upgrade() else { return };
     let gone = present.when_gone();
     drop(present);
-    let (pool, hub) = (pool.clone(), hub.clone());
+    let (pool, hub) = (Weak::clone(pool), Weak::clone(hub));
     tokio::spawn(async move {
         tokio::select! {
             _ = gone => {}

@@ -14,6 +14,7 @@ use super::hub::Hub;
 use super::pool::Pool;
 use super::row::{Known, RawRow, Written};
 use crate::error::Result as OurResult;
+use crate::tls::Pem;
 use crate::url::SqlOptions;
 
 /// µs since 1970. In UTC: local time has an hour twice when the clocks are put back.
@@ -41,6 +42,16 @@ impl MySql {
             with = with.username(user);
             if !password.is_empty() {
                 with = with.password(password);
+            }
+        }
+        if let Some(files) = &options.servers.tls {
+            let pem = Pem::read(files)?;
+            with = with.ssl_mode(MySqlSslMode::VerifyIdentity);
+            if let Some(ca) = pem.ca {
+                with = with.ssl_ca_from_pem(ca);
+            }
+            if let Some((cert, key)) = pem.identity {
+                with = with.ssl_client_cert_from_pem(cert).ssl_client_key_from_pem(key);
             }
         }
         Ok(Self { options: with.disable_statement_logging() })
@@ -219,7 +230,12 @@ impl Dialect for MySql {
             1146 | 1054 => Fault::Refused(NO_TABLES, error),
             1142 | 1143 | 1227 | 1370 => Fault::Refused(NO_RIGHTS, error),
             1290 | 1836 | 1792 => Fault::Refused(READ_ONLY, error),
-            1045 | 1698 => Fault::Refused("wrong user or password in the URL?", error),
+            1045 | 1698 => Fault::Refused(
+                "wrong user or password in the URL, or a user who must come by TLS (tls=on) or with a \
+                 certificate (cert= and key=)?",
+                error,
+            ),
+            3159 => Fault::Refused("the server wants TLS: add tls=on", error),
             1044 | 1049 => Fault::Refused("there is no such database, or not for this user", error),
             _ => Fault::Refused("the server refused a statement", error),
         }

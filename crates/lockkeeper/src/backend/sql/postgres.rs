@@ -16,6 +16,7 @@ use super::listener;
 use super::pool::Pool;
 use super::row::{Known, RawRow, Written};
 use crate::error::Result as OurResult;
+use crate::tls::Pem;
 use crate::url::SqlOptions;
 
 /// µs since 1970.
@@ -42,6 +43,16 @@ impl Postgres {
             .extra_float_digits(None);
         if let Some((user, password)) = &options.servers.credentials {
             with = with.username(user).password(password);
+        }
+        if let Some(files) = &options.servers.tls {
+            let pem = Pem::read(files)?;
+            with = with.ssl_mode(PgSslMode::VerifyFull);
+            if let Some(ca) = pem.ca {
+                with = with.ssl_root_cert_from_pem(ca);
+            }
+            if let Some((cert, key)) = pem.identity {
+                with = with.ssl_client_cert_from_pem(cert).ssl_client_key_from_pem(key);
+            }
         }
         Ok(Self { options: with.disable_statement_logging() })
     }
@@ -260,7 +271,12 @@ impl Dialect for Postgres {
             "42P01" | "42703" => Fault::Refused(super::fault::NO_TABLES, error),
             "42501" => Fault::Refused(super::fault::NO_RIGHTS, error),
             "25006" => Fault::Refused(super::fault::READ_ONLY, error),
-            "28P01" | "28000" => Fault::Refused("wrong user or password in the URL?", error),
+            "28P01" => Fault::Refused("wrong user or password in the URL?", error),
+            "28000" => Fault::Refused(
+                "this user is not let in like this: wrong user, or a server that wants TLS (tls=on) \
+                 or a certificate (cert= and key=)?",
+                error,
+            ),
             "3D000" => Fault::Refused("there is no such database", error),
             code if code.starts_with("53") || code.starts_with("58") => {
                 Fault::Later("the server is out of something", error)
