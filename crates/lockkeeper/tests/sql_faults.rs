@@ -231,7 +231,7 @@ async fn connections_that_the_server_kills_cost_nothing(system: System) {
     }
     let user = if system == System::MariaDb { "app" } else { "postgres" };
     let url = database.url_of(user, "here");
-    let locks = vec![Locks::connect(&url).await.unwrap(), Locks::connect(&url).await.unwrap()];
+    let locks = [Locks::connect(&url).await.unwrap(), Locks::connect(&url).await.unwrap()];
     let inside = Arc::new(tokio::sync::Mutex::new(0));
     let workers: Vec<_> = (0..6)
         .map(|at| {

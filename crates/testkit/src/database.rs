@@ -106,7 +106,8 @@ impl System {
         }
     }
 
-    fn superuser(self) -> &'static str {
+    /// The user who may do everything, without a password.
+    pub fn superuser(self) -> &'static str {
         match self {
             Self::Postgres => "postgres",
             Self::MariaDb => "root",

@@ -2,6 +2,7 @@
 
 mod admin;
 mod command;
+mod database;
 mod death;
 mod exit_codes;
 mod harness;

@@ -121,6 +121,7 @@ pub(super) fn hex(bytes: &[u8]) -> String {
 }
 
 /// The bytes that [`hex`] wrote.
+#[cfg(feature = "postgres")]
 pub(super) fn unhex(text: &str) -> Option<Vec<u8>> {
     let digits = text.as_bytes().chunks(2);
     digits.map(|two| u8::from_str_radix(str::from_utf8(two).ok()?, 16).ok()).collect()

@@ -1,0 +1,44 @@
+//! The same command on a database.
+
+use std::process::Command;
+
+use testkit::database::System;
+use tokio::runtime::Runtime;
+
+use super::harness::BINARY;
+
+fn lockkeeper(url: &str, words: &[&str]) -> (i32, String, String) {
+    let output = Command::new(BINARY).args(["--url", url]).args(words).output().expect("starts");
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("UTF-8");
+    (output.status.code().unwrap_or(-1), text(output.stdout), text(output.stderr))
+}
+
+#[test]
+fn tables_are_made_on_request_and_a_command_runs_under_a_lock() {
+    let runtime = Runtime::new().expect("a runtime");
+    for system in [System::Postgres, System::MariaDb] {
+        let database = runtime.block_on(system.start(&[]));
+        let url = database.url_of(&format!("{}:s3cret", system.superuser()), "here");
+        // Whatever its password: PostgreSQL trusts it, MariaDB knows it by this one.
+        if system == System::MariaDb {
+            database.operator("", "CREATE USER app IDENTIFIED BY 's3cret'");
+            database.operator("", "GRANT ALL ON here.* TO app");
+        }
+        let url = url.replace("root:", "app:");
+        let (code, _, err) = lockkeeper(&url, &["run", "x", "true"]);
+        assert_eq!(code, 69, "{err}");
+        assert!(err.contains("lockkeeper init --url") && !err.contains("s3cret"), "{err}");
+        for _ in 0..2 {
+            let (code, out, err) = lockkeeper(&url, &["init"]);
+            assert_eq!(code, 0, "{err}");
+            assert!(out.contains("is ready") && !out.contains("s3cret"), "{out}");
+        }
+        let script = format!("{BINARY} --url {url} run -n x true");
+        let (code, _, err) = lockkeeper(&url, &["run", "x", "sh", "-c", &script]);
+        assert_eq!(code, 75, "the inner one is refused: {err}");
+        let (code, out, _) = lockkeeper(&url, &["ls", "--json"]);
+        assert_eq!((code, out.trim()), (0, "[]"), "released");
+    }
+    let (code, out, err) = lockkeeper("memory:", &["init"]);
+    assert_eq!((code, out.trim()), (0, "memory: is ready"), "{err}");
+}
