@@ -45,6 +45,7 @@ on_both! {
     a_row_that_cannot_be_read_hides_no_other
     names_that_differ_in_case_or_in_spaces_are_different_locks
     who_waits_asks_seldom
+    a_free_lock_takes_one_statement_and_its_release_another
 }
 
 async fn start(system: System) -> Database {
@@ -334,7 +335,8 @@ async fn a_statement_that_the_server_gives_up_is_tried_again(system: System) {
         }
     };
     let mut locked = busy(system, &database, lock);
-    tokio::time::sleep(Duration::from_millis(300)).await;
+    let free = "SELECT name FROM lockkeeper_names FOR UPDATE SKIP LOCKED";
+    eventually("locked", async || database.operator("here", free).is_empty()).await;
     database.operator("here", limit);
     let locks = connect(&database).await;
     let since = Instant::now();
@@ -426,14 +428,32 @@ async fn names_that_differ_in_case_or_in_spaces_are_different_locks(system: Syst
     }
 }
 
-/// However many wait for one name in one process.
-async fn who_waits_asks_seldom(system: System) {
+/// A server that counts statements.
+async fn start_counting(system: System) -> Database {
     let log: &[&str] = match system {
         System::Postgres => &["-clog_statement=all"],
         System::MariaDb => &[],
     };
     let database = system.start(log).await;
     Locks::init(&database.url("here")).await.unwrap();
+    database
+}
+
+/// How many there were. On MariaDB the operator's own question counts.
+fn statements(system: System, database: &Database) -> usize {
+    match system {
+        System::Postgres => database.server.log().matches("LOG:  statement: ").count(),
+        System::MariaDb => {
+            let sql = "SELECT variable_value FROM information_schema.global_status \
+                       WHERE variable_name = 'Questions'";
+            database.operator("here", sql).parse().unwrap()
+        }
+    }
+}
+
+/// However many wait for one name in one process.
+async fn who_waits_asks_seldom(system: System) {
+    let database = start_counting(system).await;
     let (holder, locks) = (connect(&database).await, connect(&database).await);
     let held = holder.lease(Duration::from_secs(600)).mutex("x").lock().await.unwrap();
     for _ in 0..20 {
@@ -444,21 +464,31 @@ async fn who_waits_asks_seldom(system: System) {
     eventually("in line", queued).await;
     // Until the pauses are as long as they get.
     tokio::time::sleep(Duration::from_secs(4)).await;
-    let asked = || match system {
-        System::Postgres => database.server.log().matches("LOG:  statement: ").count(),
-        System::MariaDb => {
-            let sql = "SELECT variable_value FROM information_schema.global_status \
-                       WHERE variable_name = 'Questions'";
-            database.operator("here", sql).parse().unwrap()
-        }
-    };
-    let before = asked();
+    let before = statements(system, &database);
     tokio::time::sleep(Duration::from_secs(10)).await;
-    let asked = asked() - before;
+    let asked = statements(system, &database) - before;
     // Those of the line; on MariaDB also one every two seconds of the holder, which looks for evictions,
     // and the operator's.
     assert!(asked <= 10 + 5 + 3, "{asked} statements in 10 s");
     held.release().await.unwrap();
+}
+
+async fn a_free_lock_takes_one_statement_and_its_release_another(system: System) {
+    let database = start_counting(system).await;
+    let locks = connect(&database).await;
+    locks.mutex("x").fair().lock().await.unwrap().release().await.unwrap();
+    if system == System::Postgres {
+        // What it does to find out whether it hears is over.
+        let heard = async || database.server.log().contains("'echo-");
+        eventually("heard", heard).await;
+    }
+    let before = statements(system, &database);
+    for _ in 0..100 {
+        let mutex = locks.mutex("x").fair();
+        mutex.lock().await.unwrap().release().await.unwrap();
+    }
+    let asked = statements(system, &database) - before;
+    assert!((200..210).contains(&asked), "{asked} statements for 100 locks");
 }
 
 /// Not a test: what this binary does when it is started as another process.

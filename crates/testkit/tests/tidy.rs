@@ -111,7 +111,7 @@ fn only_the_way_in_names_a_store() {
         let allowed =
             ["url.rs", "locks.rs", "backend.rs"].iter().any(|name| inside == Path::new(name))
                 || inside.starts_with("backend");
-        let stores = ["etcd", "file", "memory", "redis", "zookeeper"];
+        let stores = ["etcd", "file", "memory", "redis", "sql", "zookeeper"];
         let stores = stores.map(|store| format!("backend::{store}"));
         let names = stores.iter().any(|store| text.contains(store));
         assert!(allowed || !names, "{} names a store", inside.display());

@@ -254,8 +254,6 @@ async fn look_after<D: Dialect>(
     }
     let requests = &store.hub.requests;
     if store.hub.hears() || !requests.holds_anything() {
-        // What is held from now on may be evicted before the next look.
-        evictions.get_or_insert(0);
         return Ok(());
     }
     let now = statement!(store.pool, evictions)?;

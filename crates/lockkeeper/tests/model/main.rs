@@ -454,7 +454,7 @@ fn database_agrees(system: testkit::database::System) {
     let starting = runtime();
     let database = starting.block_on(system.start(&[]));
     starting.block_on(lockkeeper::Locks::init(&database.url("here"))).unwrap();
-    let config = cases(60);
+    let config = cases(200);
     let case = std::cell::Cell::new(0);
     proptest!(config, |(ops in ops())| {
         case.set(case.get() + 1);

@@ -215,7 +215,18 @@ impl Dialect for MySql {
     }
 
     fn fault(error: sqlx::Error) -> Fault {
-        let Some(code) = code(&error) else { return Fault::of_driver(error) };
+        let Some(code) = code(&error) else {
+            return match &error {
+                // Without a cryptography of its own for it, which is broken anyway.
+                sqlx::Error::Configuration(why) if why.to_string().contains("RSA") => {
+                    Fault::Refused(
+                        "this user's password may be sent by TLS only: add tls=on",
+                        error,
+                    )
+                }
+                _ => Fault::of_driver(error),
+            };
+        };
         match code {
             // Deadlock, which a failed certification in Galera calls itself too; lock wait time-out;
             // changed since it was read.
