@@ -249,7 +249,8 @@ impl<P: Clone> State<P> {
         if let Some(family) = self.conflicting_family(ask.kind) {
             return Answer::WrongKind(family);
         }
-        if ask.kind.is_exclusive() && self.reads(&ask.owner) {
+        let in_line = self.queue.iter().any(|waiter| waiter.id == ask.id);
+        if !in_line && ask.kind.is_exclusive() && self.reads(&ask.owner) {
             return Answer::Upgrade;
         }
         // Burying may have granted it to us: we were in the queue.

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use lockkeeper::backend::{Kind, Status};
 use lockkeeper::clock::Instant;
-use lockkeeper::model::{Ask, News, Place, State, World};
+use lockkeeper::model::{Answer, Ask, News, Place, State, World};
 use lockkeeper::{Name, Owner, RequestId};
 use proptest::prelude::*;
 
@@ -231,4 +231,32 @@ proptest! {
         let kept = status.holders.iter().all(|holding| run.kinds[&who(&holding.owner)].2.is_none());
         prop_assert!(kept && status.waiters.is_empty(), "{status:?}");
     }
+}
+
+/// A writer in line whose owner is granted another request, for reading, before it: it asks again and
+/// finds its place, as every repeated request does.
+#[test]
+fn a_request_in_line_keeps_its_place_whatever_its_owner_is_granted() {
+    let (mut state, mut counter) = (State::<u32>::default(), 0);
+    let mut ask = |number: u32, who: u32, kind: Kind| {
+        let place = Place::Leased(PLACE);
+        let ttl = Some(PLACE * 10);
+        let ask =
+            Ask { id: id(number), owner: owner(who), kind, ttl, tokens: 1, place, party: who };
+        let mut news = News::default();
+        let now = Instant::from_nanos(u64::from(number));
+        let mut world = World { now, counter: &mut counter, alive: &|_| true, news: &mut news };
+        if number == 0 {
+            state.release(id(1), &mut world);
+        }
+        state.acquire(ask, &mut world)
+    };
+    assert!(matches!(ask(1, 1, Kind::Mutex), Answer::Granted { .. }));
+    assert_eq!(ask(2, 2, Kind::Read), Answer::Queued);
+    assert_eq!(ask(3, 2, Kind::Write), Answer::Queued);
+    // The first one leaves, and the reader is served.
+    assert!(matches!(ask(0, 3, Kind::Read), Answer::Granted { .. }));
+    assert!(matches!(ask(2, 2, Kind::Read), Answer::Granted { .. }));
+    assert_eq!(ask(3, 2, Kind::Write), Answer::Queued);
+    assert_eq!(ask(4, 2, Kind::Write), Answer::Upgrade, "one that comes now is refused");
 }
