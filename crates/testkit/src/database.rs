@@ -94,6 +94,8 @@ fn prepare_mariadb(directory: &Path) {
     let directory = directory.display();
     // Not all of them at once in the one for all.
     command.args([format!("--datadir={directory}/data"), format!("--tmpdir={directory}")]);
+    // There may be many at a time.
+    command.arg("--innodb-log-file-size=8M");
     run(command);
 }
 
@@ -143,6 +145,7 @@ impl System {
                 "--skip-log-bin",
                 "--skip-name-resolve",
                 "--innodb-buffer-pool-size=32M",
+                "--innodb-log-file-size=8M",
                 // Written at every commit, but not forced to disk: survives the end of the process.
                 "--innodb-flush-log-at-trx-commit=2",
             ]),
