@@ -22,10 +22,22 @@ pub async fn eventually<F>(what: &str, condition: impl Fn() -> F + Send)
 where
     F: Future<Output = bool> + Send,
 {
+    within(LONG, what, condition).await;
+}
+
+/// The same for what takes longer than that for a reason.
+///
+/// # Panics
+///
+/// When it does not hold within `limit`.
+pub async fn within<F>(limit: Duration, what: &str, condition: impl Fn() -> F + Send)
+where
+    F: Future<Output = bool> + Send,
+{
     let since = Instant::now();
     let mut pause = PAUSE.0;
     while !condition().await {
-        assert!(Instant::now().since(since) < LONG, "not within {LONG:?}: {what}");
+        assert!(Instant::now().since(since) < limit, "not within {limit:?}: {what}");
         tokio::time::sleep(pause).await;
         pause = (pause * 2).min(PAUSE.1);
     }

@@ -14,6 +14,7 @@ use tokio::sync::Mutex;
 use crate::authority::Authority;
 use crate::proxy::Proxy;
 use crate::server::{Port, Recipe, Server};
+use crate::wait::eventually;
 
 /// Where Debian's package puts it.
 const JAR: &str = "/usr/share/java/zookeeper.jar";
@@ -22,7 +23,7 @@ const CLASSES: &str = "/usr/share/java/zookeeper.jar:/usr/share/java/netty-codec
 
 /// Small ticks, so that sessions may be short; nothing is forced to disk.
 const CONFIG: &str = "tickTime=500
-initLimit=20
+initLimit=8
 syncLimit=4
 dataDir={dir}/data
 clientPort={port}
@@ -63,6 +64,12 @@ fn recipe(config: &str) -> Recipe {
 pub async fn mode(address: SocketAddr) -> Option<String> {
     let said = ask(address, "srvr").await?;
     said.lines().find_map(|line| line.strip_prefix("Mode: ")).map(str::to_owned)
+}
+
+/// The last change that a server knows of; nothing while it serves nobody.
+async fn zxid(address: SocketAddr) -> Option<String> {
+    let said = ask(address, "srvr").await?;
+    said.lines().find_map(|line| line.strip_prefix("Zxid: ")).map(str::to_owned)
 }
 
 /// What a server answers to one of its four letter words.
@@ -204,6 +211,15 @@ impl Ensemble {
             }
         }
         panic!("nobody leads");
+    }
+
+    /// Waits until all of them have the same data. For that nobody may write.
+    pub async fn in_step(&self) {
+        eventually("the same data everywhere", async || {
+            let said = join_all(self.servers.iter().map(|server| zxid(server.address()))).await;
+            said[0].is_some() && said.iter().all(|zxid| *zxid == said[0])
+        })
+        .await;
     }
 
     /// Ends all of them and starts them again with their data.
