@@ -16,6 +16,9 @@
 //!    alive asks again at once (the request is idempotent) and gets its full time; one that is
 //!    stopped delays the rest by no more than that.
 
+mod latches;
+mod presence;
+
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -65,6 +68,8 @@ pub enum Place {
     None,
     /// Yes, for as long as it asks again within this time.
     Leased(Duration),
+    /// Yes, for as long as the party is present. A grant out of the queue first lasts for this time.
+    Present(Duration),
     /// Yes, until it is withdrawn.
     Kept,
 }
@@ -98,11 +103,13 @@ pub struct News<P> {
     pub lost: Vec<(P, RequestId, Cause)>,
     /// Those who wait for a latch that has opened or gone away.
     pub opened: Vec<(P, RequestId)>,
+    /// Those who lose their place unless they ask again.
+    pub doubted: Vec<(P, RequestId)>,
 }
 
 impl<P> Default for News<P> {
     fn default() -> Self {
-        Self { granted: Vec::new(), lost: Vec::new(), opened: Vec::new() }
+        Self { granted: vec![], lost: vec![], opened: vec![], doubted: vec![] }
     }
 }
 
@@ -184,11 +191,12 @@ impl<P: Clone> State<P> {
         holders.chain(waiters).chain(self.latch.as_ref().map(|latch| latch.expires)).min()
     }
 
-    /// When the last of it expires: nothing is left to remember then. `None`: there is something that
-    /// never does, or nothing at all.
+    /// When the last of it expires: nothing is left to remember then, but who is present and waits.
+    /// `None`: there is something that never does, or nothing at all.
     pub fn last_expiry(&self) -> Option<Instant> {
         let holders = self.holders.iter().map(|holder| holder.expires);
-        let waiters = self.queue.iter().map(|waiter| waiter.expires);
+        let waiters = self.queue.iter().filter(|waiter| !waiter.is_present());
+        let waiters = waiters.map(|waiter| waiter.expires);
         let evicted = self.evicted.iter().map(|evicted| Some(evicted.until));
         let latch = self.latch.iter().map(|latch| Some(latch.expires));
         let all: Option<Vec<_>> = holders.chain(waiters).chain(evicted).chain(latch).collect();
@@ -458,12 +466,12 @@ impl<P: Clone> State<P> {
     }
 
     fn enqueue(&mut self, ask: Ask<P>, now: Instant) -> Answer {
-        let lease = match ask.place {
+        let (lease, expires) = match ask.place {
             Place::None => return Answer::Busy,
-            Place::Leased(lease) => Some(lease),
-            Place::Kept => None,
+            Place::Leased(lease) => (Some(lease), Some(now + lease)),
+            Place::Present(lease) => (Some(lease), None),
+            Place::Kept => (None, None),
         };
-        let expires = lease.map(|lease| now + lease);
         match self.queue.iter_mut().find(|waiter| waiter.id == ask.id) {
             Some(waiter) => waiter.expires = expires,
             None => self.queue.push(Waiter {
@@ -515,76 +523,6 @@ impl<P: Clone> State<P> {
     fn kinds(&self) -> impl Iterator<Item = Kind> {
         let holders = self.holders.iter().map(|holder| holder.kind);
         holders.chain(self.queue.iter().map(|waiter| waiter.kind))
-    }
-}
-
-/// Latches.
-impl<P: Clone> State<P> {
-    /// Closes the latch unless it is closed; whether it was open. `Err`: the name is in use as this.
-    pub fn close_latch(
-        &mut self,
-        count: u32,
-        ttl: Duration,
-        world: &mut World<'_, P>,
-    ) -> Result<bool, &'static str> {
-        self.settle(world);
-        if let Some(kind) = self.kinds().next() {
-            return Err(kind.family());
-        }
-        let was_open = self.latch.is_none();
-        if was_open && count > 0 {
-            let expires = world.now + ttl;
-            self.latch = Some(Latch { count, ttl, expires, waiting: Vec::new() });
-        }
-        Ok(was_open)
-    }
-
-    /// Counts down by one; what is left.
-    pub fn count_down(&mut self, world: &mut World<'_, P>) -> u32 {
-        self.expire(world);
-        let Some(latch) = &mut self.latch else { return 0 };
-        latch.count = latch.count.saturating_sub(1);
-        latch.expires = world.now + latch.ttl;
-        let left = latch.count;
-        if left == 0 {
-            self.open_latch(world);
-        }
-        left
-    }
-
-    /// Whether it is a closed latch.
-    pub fn is_latch(&self) -> bool {
-        self.latch.is_some()
-    }
-
-    /// What is left.
-    pub fn latch_count(&mut self, world: &mut World<'_, P>) -> u32 {
-        self.expire(world);
-        self.latch.as_ref().map_or(0, |latch| latch.count)
-    }
-
-    /// Asks to be told when the latch opens; whether it is open already.
-    pub fn await_latch(&mut self, id: RequestId, party: P, world: &mut World<'_, P>) -> bool {
-        self.expire(world);
-        let Some(latch) = &mut self.latch else { return true };
-        if !latch.waiting.iter().any(|(_, waiting)| *waiting == id) {
-            latch.waiting.retain(|(party, _)| (world.alive)(party));
-            latch.waiting.push((party, id));
-        }
-        false
-    }
-
-    /// No longer asks.
-    pub fn leave_latch(&mut self, id: RequestId) {
-        if let Some(latch) = &mut self.latch {
-            latch.waiting.retain(|(_, waiting)| *waiting != id);
-        }
-    }
-
-    fn open_latch(&mut self, world: &mut World<'_, P>) {
-        if let Some(latch) = self.latch.take() {
-            world.news.opened.extend(latch.waiting);
-        }
     }
 }
 

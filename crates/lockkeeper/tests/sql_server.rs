@@ -387,6 +387,8 @@ async fn rows_of_the_dead_are_purged(system: System) {
     dead.kill();
     let rows = || database.operator("here", "SELECT count(*) FROM lockkeeper_names");
     assert_eq!(rows(), "1");
+    // A minute ago.
+    database.operator("here", "UPDATE lockkeeper_names SET ends = ends - 60000000");
     let purged = async || {
         let _locks = connect(&database).await;
         tokio::time::sleep(Duration::from_millis(50)).await;
@@ -467,9 +469,14 @@ async fn who_waits_asks_seldom(system: System) {
     let before = statements(system, &database);
     tokio::time::sleep(Duration::from_secs(10)).await;
     let asked = statements(system, &database) - before;
-    // Those of the line; on MariaDB also one every two seconds of the holder, which looks for evictions,
-    // and the operator's.
-    assert!(asked <= 10 + 5 + 3, "{asked} statements in 10 s");
+    let most = match system {
+        // A word of each client to itself.
+        System::Postgres => 2,
+        // Those of the line, one every two seconds of the holder, which looks for evictions, and the
+        // operator's.
+        System::MariaDb => 10 + 5 + 3,
+    };
+    assert!(asked <= most, "{asked} statements in 10 s");
     held.release().await.unwrap();
 }
 

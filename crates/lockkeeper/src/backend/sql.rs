@@ -19,7 +19,9 @@
 //! 5. Who hears nothing looks: once per name for all of the process that wait, after 20 ms, and up to
 //!    1 s while nothing changes. Nobody who waits occupies a connection.
 //!    A client that holds something looks for evictions in the same way, once for all names.
-//! 6. A waiter keeps its place by asking again within [`WAITER_LEASE`].
+//! 6. A waiter keeps its place by asking again within [`WAITER_LEASE`]; where its client listens, by
+//!    that: the connection that listens holds an advisory lock, and whoever hands a name over makes sure
+//!    of it in the same statement. A client that is away for a moment has that lease to come back.
 //! 7. A request whose answer is lost is sent again and finds what it got. Giving up releases whatever
 //!    it may have got, in the background.
 //!
@@ -41,9 +43,9 @@
 //! # Cost
 //!
 //! One statement to take a free name, one to release it if nobody came; two to renew. In contention two
-//! or three each. Who waits costs one look at the row when a lease ends, and two statements every 2.5 s
-//! to keep its place; on MySQL, or behind a pooler, about one statement a second for each name and
-//! process.
+//! or three each. Who waits costs one look at the row when a lease ends; on MySQL, or behind a pooler,
+//! about one statement a second for each name and process. A client of PostgreSQL says a word to itself
+//! every 15 s.
 
 mod admin;
 mod dialect;
@@ -192,6 +194,7 @@ impl<D: Dialect> Sql<D> {
         [self.prefix.as_bytes(), name.as_str().as_bytes()].concat().into()
     }
 
+    /// As it is asked for at this moment.
     fn ask(&self, request: &Request) -> Ask<ClientId> {
         Ask {
             id: request.id,
@@ -201,7 +204,7 @@ impl<D: Dialect> Sql<D> {
             tokens: request.tokens,
             place: match request.patience {
                 Patience::TryOnce => Place::None,
-                _ => Place::Leased(WAITER_LEASE),
+                _ => self.store.hub.place(),
             },
             party: self.store.hub.me,
         }
@@ -304,7 +307,6 @@ impl<D: Dialect> Backend for Sql<D> {
         let (store, id) = (&self.store, request.id);
         let requests = &store.hub.requests;
         let key = &self.key(&request.name);
-        let ask = self.ask(&request);
         let news = requests.expect(id);
         // From here on, before the first request is sent: dropping this future undoes it.
         let (ttl, settled, holds, in_doubt) = (request.term.ttl(), false, false, false);
@@ -319,14 +321,16 @@ impl<D: Dialect> Backend for Sql<D> {
         let mut guess = Guess::Absent;
         let mut failing: Option<Instant> = None;
         loop {
-            let ask_again = ask.clone();
+            let ask = self.ask(&request);
+            let asking = ask.clone();
             let asked = store.change(key, guess, move |stored, world, _| {
-                let answer = stored.model.acquire(ask_again.clone(), world);
-                Some((answer, stored.model.is_only(id).then(|| stored.clone())))
+                let answer = stored.model.acquire(asking.clone(), world);
+                let alone = stored.model.is_only(id).then(|| stored.clone());
+                Some((answer, alone, stored.model.next_expiry()))
             });
             guess = Guess::Nothing;
             let next = match asked.await {
-                Ok(((Answer::Granted { tokens, .. }, alone), after)) => {
+                Ok(((Answer::Granted { tokens, .. }, alone, _), after)) => {
                     drop(in_line.take());
                     (parked.settled, parked.holds) = (true, true);
                     let hold = self.hold(key, &request, tokens, after, alone);
@@ -336,21 +340,21 @@ impl<D: Dialect> Backend for Sql<D> {
                     }
                     return Ok(Some(hold));
                 }
-                Ok(((Answer::Queued, _), after)) => {
+                Ok(((Answer::Queued, _, expiry), after)) => {
                     failing = None;
-                    let join = || self.lines.join(key, id, Some(ask.clone()), after.sent);
-                    in_line.get_or_insert_with(join).placed(after.sent);
+                    let joined = in_line.get_or_insert_with(|| self.lines.join(key, id));
+                    joined.placed(ask, after, expiry);
                     None
                 }
-                Ok(((Answer::Busy, _), _)) => {
+                Ok(((Answer::Busy, ..), _)) => {
                     parked.settled = !parked.in_doubt;
                     return Ok(None);
                 }
-                Ok(((Answer::Upgrade, _), _)) => {
+                Ok(((Answer::Upgrade, ..), _)) => {
                     let (name, owner) = (request.name.clone(), request.owner.clone());
                     return Err(Error::Upgrade { name, owner });
                 }
-                Ok(((Answer::WrongKind(used_as), _), _)) => {
+                Ok(((Answer::WrongKind(used_as), ..), _)) => {
                     let (name, asked) = (request.name.clone(), request.kind.family());
                     return Err(Error::WrongKind { name, used_as, asked });
                 }

@@ -7,10 +7,13 @@ use std::sync::Weak;
 use super::fault::Fault;
 use super::hub::Hub;
 use super::pool::Pool;
-use super::row::{Known, RawRow, Written};
+use super::row::{ClientId, Known, RawRow, Written};
 
 /// The version of the tables that this program knows.
 pub(super) const VERSION: u64 = 1;
+
+/// What is over for so many µs is deleted: whoever waits in that row has seen it by then.
+pub(super) const SPARED: u64 = 60_000_000;
 
 /// To a channel, a text: sent with the write, or not at all.
 pub(super) type Message = (String, String);
@@ -55,14 +58,21 @@ pub(super) trait Dialect: Send + Sync + Sized + 'static {
         row: &Written,
     ) -> impl Future<Output = Result<Inserted, sqlx::Error>> + Send;
 
-    /// Writes the row if it is still the known one; whether it was.
+    /// Writes the row if it is still the known one and these clients are present; whether that was so.
     fn update(
         connection: &mut Self::Connection,
         key: &[u8],
         known: Known,
         row: &Written,
+        present: &[ClientId],
         messages: &[Message],
     ) -> impl Future<Output = Result<bool, sqlx::Error>> + Send;
+
+    /// Which of these clients are not present. Asked only where clients listen.
+    fn absent(
+        connection: &mut Self::Connection,
+        clients: &[ClientId],
+    ) -> impl Future<Output = Result<Vec<ClientId>, sqlx::Error>> + Send;
 
     /// The same, and gives the row another epoch.
     fn renumber(

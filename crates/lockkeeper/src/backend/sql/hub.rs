@@ -9,10 +9,11 @@ use tokio::sync::Notify;
 #[cfg(feature = "postgres")]
 use tokio::sync::oneshot;
 
+use super::WAITER_LEASE;
 use super::dialect::{Message, hex};
-use super::row::ClientId;
+use super::row::{ClientId, NameState};
 use crate::backend::register::Register;
-use crate::model::News;
+use crate::model::{News, Place};
 use crate::owner::{self, RequestId};
 
 /// The channel of all clients, for latches that open.
@@ -66,6 +67,19 @@ impl Hub {
     /// Whether messages arrive; if not, whoever waits has to look.
     pub(super) fn hears(&self) -> bool {
         self.hearing.load(Ordering::Acquire)
+    }
+
+    /// How a waiter keeps its place: as long as this client listens, its connection says that it lives.
+    pub(super) fn place(&self) -> Place {
+        if self.hears() { Place::Present(WAITER_LEASE) } else { Place::Leased(WAITER_LEASE) }
+    }
+
+    /// Those other clients whose presence a step relies on, that begins with this state and has this
+    /// to tell.
+    pub(super) fn to_be_present(&self, before: &NameState, news: &News<ClientId>) -> Vec<ClientId> {
+        let others = before.present().filter(|(client, _)| **client != self.me);
+        let granted = others.filter(|(_, id)| news.granted.iter().any(|(_, other)| other == id));
+        granted.map(|(client, _)| *client).collect()
     }
 
     #[cfg(feature = "postgres")]
@@ -126,5 +140,5 @@ impl Hub {
 
 fn concerned(news: &News<ClientId>) -> impl Iterator<Item = (ClientId, RequestId)> {
     let lost = news.lost.iter().map(|(client, id, _)| (*client, *id));
-    news.granted.iter().copied().chain(lost)
+    news.granted.iter().chain(&news.doubted).copied().chain(lost)
 }

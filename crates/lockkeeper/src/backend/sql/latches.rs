@@ -62,7 +62,7 @@ impl<D: Dialect> Latches for Sql<D> {
         let news = hub.requests.expect(id);
         hub.await_latch(&key, id);
         let _waiting = Waiting { hub, key: &key, id };
-        let _in_line = self.lines.join(&key, id, None, Instant::now());
+        let _in_line = self.lines.join(&key, id);
         let mut failing: Option<Instant> = None;
         loop {
             let next = match self.count(name).await {

@@ -1,7 +1,7 @@
 //! Waiting: one look at a name for all of this process who wait for it.
 //!
-//! Where messages arrive, a look is due when something expires and when places have to be kept.
-//! Where they do not, also after a pause that grows while nothing changes.
+//! Where messages arrive, a look is due when something expires. Where they do not, also when places
+//! have to be kept, and after a pause that grows while nothing changes.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use super::hub::Key;
 use super::row::ClientId;
 use super::store::{After, Guess, Store};
 use crate::clock::Instant;
-use crate::model::{Answer, Ask};
+use crate::model::{Answer, Ask, Place};
 use crate::owner::{self, RequestId};
 
 /// The first and the longest pause between two looks, before chance makes it up to a third longer.
@@ -33,15 +33,33 @@ pub(super) struct Lines<D: Dialect> {
 
 #[derive(Default)]
 struct Line {
-    members: Mutex<HashMap<RequestId, Member>>,
+    /// `None`: waits for a latch.
+    members: Mutex<HashMap<RequestId, Option<Member>>>,
+    /// When something expires, as one of them was told.
+    expiry: Mutex<Option<Instant>>,
     joined: Notify,
 }
 
 struct Member {
-    /// `None`: waits for a latch.
-    ask: Option<Ask<ClientId>>,
+    ask: Ask<ClientId>,
     /// When its place was asked for the last time.
     placed: Instant,
+}
+
+impl Member {
+    fn is_present(&self) -> bool {
+        matches!(self.ask.place, Place::Present(_))
+    }
+
+    /// When its place has to be asked for again.
+    fn keep(&self, hears: bool) -> Instant {
+        match (self.is_present(), hears) {
+            (false, _) => self.placed + KEEP,
+            (true, true) => Instant::NEVER,
+            // Nobody can tell any more that we live.
+            (true, false) => self.placed,
+        }
+    }
 }
 
 /// A request that waits in line; not any more when dropped.
@@ -51,11 +69,11 @@ pub(super) struct Membership {
 }
 
 impl Membership {
-    /// It has just asked for its place by itself.
-    pub(super) fn placed(&self, at: Instant) {
-        if let Some(member) = self.line.members.lock().get_mut(&self.id) {
-            member.placed = at;
-        }
+    /// It has just asked for its place by itself, like this, and knows when something expires.
+    pub(super) fn placed(&self, ask: Ask<ClientId>, after: After, expiry: Option<Instant>) {
+        self.line.members.lock().insert(self.id, Some(Member { ask, placed: after.sent }));
+        *self.line.expiry.lock() = Some(after.here(expiry));
+        self.line.joined.notify_one();
     }
 }
 
@@ -70,7 +88,7 @@ impl Drop for Membership {
 struct Seen {
     /// Whose request is not in line any more: they ask by themselves.
     over: Vec<RequestId>,
-    kept: Vec<RequestId>,
+    kept: Vec<(RequestId, Place)>,
     holders: Vec<RequestId>,
     next: Option<Instant>,
 }
@@ -81,13 +99,7 @@ impl<D: Dialect> Lines<D> {
     }
 
     /// Waits with the others.
-    pub(super) fn join(
-        self: &Arc<Self>,
-        key: &Key,
-        id: RequestId,
-        ask: Option<Ask<ClientId>>,
-        placed: Instant,
-    ) -> Membership {
+    pub(super) fn join(self: &Arc<Self>, key: &Key, id: RequestId) -> Membership {
         let mut lines = self.lines.lock();
         let line = lines.entry(Arc::clone(key)).or_insert_with(|| {
             let line = Arc::<Line>::default();
@@ -95,7 +107,7 @@ impl<D: Dialect> Lines<D> {
             self.store.hub.requests.runtime().spawn(watching);
             line
         });
-        line.members.lock().insert(id, Member { ask, placed });
+        line.members.lock().insert(id, None);
         line.joined.notify_one();
         Membership { line: Arc::clone(line), id }
     }
@@ -114,7 +126,10 @@ impl<D: Dialect> Lines<D> {
         let hub = Arc::clone(&self.store.hub);
         let mut pace = Pace::new();
         while !self.is_over(&key, &line) {
-            let due = pace.due(line.keep(), hub.hears());
+            if let Some(expiry) = line.expiry.lock().take() {
+                pace.expiry = expiry;
+            }
+            let due = pace.due(line.keep(hub.hears()), hub.hears());
             let now = Instant::now();
             if now < due {
                 let changed = hub.changed.notified();
@@ -143,25 +158,27 @@ impl<D: Dialect> Lines<D> {
 
     /// Looks at the row, lets go of what has expired, and keeps the places that are due.
     async fn look(&self, key: &Key, line: &Arc<Line>) -> crate::error::Result<(Seen, After)> {
-        let line = Arc::clone(line);
+        let (line, hub) = (Arc::clone(line), Arc::clone(&self.store.hub));
         let step = self.store.change(key, Guess::Nothing, move |stored, world, _| {
             stored.model.settle(world);
             let mut seen = Seen { over: vec![], kept: vec![], holders: vec![], next: None };
             // Those who wait at this moment: whoever has left meanwhile must not be asked for.
             let members = line.members.lock();
+            let (now, hears, place) = (Instant::now(), hub.hears(), hub.place());
             // One that is nearly due takes the others along: one look for all, not one for each.
-            let (now, nearly) = (Instant::now(), KEEP * 3 / 4);
-            let due = members.values().any(|member| member.placed <= now.before(nearly));
-            let old = now.before(if due { KEEP / 2 } else { KEEP });
+            let keeps = || members.values().flatten().map(|member| member.keep(hears));
+            let soon = |part: u32| keeps().any(|keep| keep <= now + KEEP / part);
+            let due = now + if soon(4) { KEEP / 2 } else { Duration::ZERO };
             for (id, member) in &*members {
-                let over = match &member.ask {
+                let over = match member {
                     None => !stored.model.is_latch(),
                     Some(_) if stored.model.held_by().any(|holder| holder == *id) => true,
-                    Some(ask) if member.placed <= old => {
-                        seen.kept.push(*id);
-                        stored.model.acquire(ask.clone(), world) != Answer::Queued
+                    Some(member) if member.keep(hears) <= due => {
+                        let ask = Ask { place, ..member.ask.clone() };
+                        seen.kept.push((*id, place));
+                        stored.model.acquire(ask, world) != Answer::Queued
                     }
-                    Some(_) => false,
+                    Some(_) => !stored.model.is_in_line(*id),
                 };
                 if over {
                     seen.over.push(*id);
@@ -177,19 +194,27 @@ impl<D: Dialect> Lines<D> {
 
 impl Line {
     /// When the oldest place has to be asked for again.
-    fn keep(&self) -> Instant {
+    fn keep(&self, hears: bool) -> Instant {
         let members = self.members.lock();
-        let places = members.values().filter(|member| member.ask.is_some());
-        places.map(|member| member.placed + KEEP).min().unwrap_or(Instant::NEVER)
+        let places = members.values().flatten().map(|member| member.keep(hears));
+        places.min().unwrap_or(Instant::NEVER)
     }
 
     fn looked(&self, seen: &Seen, at: Instant) {
         let mut members = self.members.lock();
-        for id in &seen.kept {
-            if let Some(member) = members.get_mut(id) {
-                member.placed = at;
+        for (id, place) in &seen.kept {
+            if let Some(Some(member)) = members.get_mut(id) {
+                (member.ask.place, member.placed) = (*place, at);
             }
         }
+    }
+}
+
+impl After {
+    /// When something expires by our own clock, and not before it is so by the server's.
+    fn here(&self, expiry: Option<Instant>) -> Instant {
+        let left = expiry.map_or(LONGEST, |expiry| expiry.since(self.now));
+        Instant::now() + left.min(LONGEST) + Duration::from_millis(1)
     }
 }
 
@@ -207,8 +232,8 @@ struct Pace {
 
 impl Pace {
     fn new() -> Self {
-        // The first look finds out when something expires.
         let soon = Instant::now() + PAUSE.0;
+        // Who joins says when something expires, or else the first look does.
         Self { expiry: soon, anyway: soon, pause: PAUSE.0, holders: Vec::new(), rest: soon }
     }
 
@@ -220,9 +245,7 @@ impl Pace {
 
     fn looked(&mut self, seen: Seen, after: After) {
         let now = Instant::now();
-        // By our own clock, and not before it is so by the server's.
-        let expiry = seen.next.map_or(LONGEST, |next| next.since(after.now));
-        self.expiry = now + expiry.min(LONGEST) + Duration::from_millis(1);
+        self.expiry = after.here(seen.next);
         self.pause = match seen.holders == self.holders {
             true => (self.pause * 2).min(PAUSE.1),
             false => PAUSE.0,

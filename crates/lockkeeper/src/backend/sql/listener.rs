@@ -18,7 +18,7 @@ use super::dialect::{Dialect, unhex};
 use super::fault::{Fault, STATEMENT_TIME};
 use super::hub::{Hub, LATCHES};
 use super::pool::{Pool, statement};
-use super::postgres::{Postgres, SESSION};
+use super::postgres::{Postgres, SESSION, be_present};
 use crate::clock::Instant;
 use crate::owner::{self, RequestId};
 
@@ -94,6 +94,8 @@ async fn connect(
             return Ok(None);
         }
         listener.listen_all([own.as_str(), LATCHES]).await.map_err(Postgres::fault)?;
+        let presence = sqlx::raw_sql(AssertSqlSafe(be_present(hub.me)));
+        listener.execute(presence).await.map_err(Postgres::fault)?;
         Ok(Some(Ear { listener }))
     };
     let connected = tokio::time::timeout(2 * STATEMENT_TIME, connecting).await;

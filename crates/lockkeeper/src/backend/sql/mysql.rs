@@ -8,11 +8,11 @@ use std::sync::Weak;
 use sqlx::mysql::{MySqlConnectOptions, MySqlConnection, MySqlRow, MySqlSslMode};
 use sqlx::{AssertSqlSafe, ConnectOptions, Row};
 
-use super::dialect::{Dialect, Inserted, Message, hex};
+use super::dialect::{Dialect, Inserted, Message, SPARED, hex};
 use super::fault::{Fault, NO_RIGHTS, NO_TABLES, READ_ONLY};
 use super::hub::Hub;
 use super::pool::Pool;
-use super::row::{Known, RawRow, Written};
+use super::row::{ClientId, Known, RawRow, Written};
 use crate::error::Result as OurResult;
 use crate::tls::Pem;
 use crate::url::SqlOptions;
@@ -149,6 +149,7 @@ impl Dialect for MySql {
         key: &[u8],
         known: Known,
         Written { token, ends, state }: &Written,
+        _present: &[ClientId],
         _messages: &[Message],
     ) -> Result<bool, sqlx::Error> {
         let (state, is_known) = (binary(state), is_known(key, known));
@@ -157,6 +158,13 @@ impl Dialect for MySql {
              ends = {ends}, state = {state} WHERE {is_known}"
         );
         execute(connection, sql).await
+    }
+
+    async fn absent(
+        _connection: &mut MySqlConnection,
+        _clients: &[ClientId],
+    ) -> Result<Vec<ClientId>, sqlx::Error> {
+        Ok(Vec::new())
     }
 
     async fn renumber(
@@ -210,7 +218,7 @@ impl Dialect for MySql {
     }
 
     async fn purge(connection: &mut MySqlConnection) -> Result<(), sqlx::Error> {
-        let sql = format!("DELETE FROM lockkeeper_names WHERE ends < {NOW}");
+        let sql = format!("DELETE FROM lockkeeper_names WHERE ends < {NOW} - {SPARED}");
         execute(connection, sql).await.map(drop)
     }
 

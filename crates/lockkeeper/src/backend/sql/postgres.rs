@@ -9,12 +9,12 @@ use std::sync::Weak;
 use sqlx::postgres::{PgConnectOptions, PgConnection, PgRow, PgSslMode};
 use sqlx::{AssertSqlSafe, ConnectOptions, Row};
 
-use super::dialect::{Dialect, Inserted, Message, hex, unhex};
+use super::dialect::{Dialect, Inserted, Message, SPARED, hex, unhex};
 use super::fault::Fault;
 use super::hub::Hub;
 use super::listener;
 use super::pool::Pool;
-use super::row::{Known, RawRow, Written};
+use super::row::{ClientId, Known, RawRow, Written};
 use crate::error::Result as OurResult;
 use crate::tls::Pem;
 use crate::url::SqlOptions;
@@ -131,6 +131,17 @@ fn is_known(key: &[u8], Known { epoch, version }: Known) -> String {
     format!("name = {} AND epoch = {epoch} AND version = {version}", bytea(key))
 }
 
+/// Takes the client's lock if it can, until the end of the statement.
+fn is_absent(client: ClientId) -> String {
+    format!("pg_try_advisory_xact_lock({})", client.cast_signed())
+}
+
+/// What a client that listens says on that connection, and only there: it holds this lock in common
+/// with the connection that it may have had before.
+pub(super) fn be_present(client: ClientId) -> String {
+    format!("SELECT pg_advisory_lock_shared({})", client.cast_signed())
+}
+
 fn set(Written { token, ends, state }: &Written) -> String {
     let state = bytea(state);
     format!("version = version + 1, clock = NULL, token = {token}, ends = {ends}, state = {state}")
@@ -198,11 +209,31 @@ impl Dialect for Postgres {
         key: &[u8],
         known: Known,
         row: &Written,
+        present: &[ClientId],
         messages: &[Message],
     ) -> Result<bool, sqlx::Error> {
         let (set, is_known) = (set(row), is_known(key, known));
-        let sql = format!("UPDATE lockkeeper_names SET {set} WHERE {is_known}");
+        let present: String =
+            present.iter().map(|client| format!(" AND NOT {}", is_absent(*client))).collect();
+        let sql = format!("UPDATE lockkeeper_names SET {set} WHERE {is_known}{present}");
         change(connection, sql, messages).await
+    }
+
+    async fn absent(
+        connection: &mut PgConnection,
+        clients: &[ClientId],
+    ) -> Result<Vec<ClientId>, sqlx::Error> {
+        let absent: Vec<String> = clients.iter().map(|client| is_absent(*client)).collect();
+        let sql = format!("SELECT ARRAY[{}]::text", absent.join(", "));
+        let row = sqlx::raw_sql(AssertSqlSafe(sql)).fetch_one(connection).await?;
+        let absent: String = row.try_get(0)?;
+        let absent = absent.trim_matches(['{', '}']).split(',').map(|absent| absent == "t");
+        Ok(clients
+            .iter()
+            .zip(absent)
+            .filter(|(_, absent)| *absent)
+            .map(|(client, _)| *client)
+            .collect())
     }
 
     async fn renumber(
@@ -254,7 +285,7 @@ impl Dialect for Postgres {
     }
 
     async fn purge(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
-        let sql = format!("DELETE FROM lockkeeper_names WHERE ends < {NOW}");
+        let sql = format!("DELETE FROM lockkeeper_names WHERE ends < {NOW} - {SPARED}");
         execute(connection, sql).await.map(drop)
     }
 

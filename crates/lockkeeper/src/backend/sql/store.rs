@@ -1,6 +1,6 @@
 //! Steps on rows: all that this process asks of one name at a time is one step.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,6 +8,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
+use super::WAITER_LEASE;
 use super::dialect::{Dialect, Inserted};
 use super::fault::Fault;
 use super::hub::{Hub, Key};
@@ -15,6 +16,7 @@ use super::pool::{Pool, statement};
 use super::row::{ClientId, Known, Loaded, Stored, Written};
 use crate::clock::Instant;
 use crate::error::Result;
+use crate::loss::Cause;
 use crate::model::{News, World};
 use crate::owner::{self, RequestId};
 
@@ -58,13 +60,16 @@ pub(super) struct Store<D: Dialect> {
     desks: Mutex<HashMap<Key, Vec<Asked>>>,
     /// Names with a write whose outcome is not known, and since when.
     doubts: Mutex<HashMap<Key, Instant>>,
+    /// Names that were handed over, and will be looked at.
+    handed_over: Mutex<HashSet<Key>>,
 }
 
 type Asked = (Box<dyn Job>, Guess);
 
 impl<D: Dialect> Store<D> {
     pub(super) fn new(pool: Arc<Pool<D>>, hub: Arc<Hub>) -> Arc<Self> {
-        Arc::new(Self { pool, hub, desks: Mutex::default(), doubts: Mutex::default() })
+        let (desks, doubts, handed_over) = Default::default();
+        Arc::new(Self { pool, hub, desks, doubts, handed_over })
     }
 
     /// Takes one step of the model on one name. Begun at once, and carried out even if nobody waits
@@ -132,6 +137,27 @@ impl<D: Dialect> Store<D> {
         });
     }
 
+    /// Looks whether a name that was handed over was taken, as others wait who hear of it only if it is
+    /// handed on: they do not know how soon that lease ends.
+    fn see_to(self: &Arc<Self>, key: &Key) {
+        if !self.handed_over.lock().insert(Arc::clone(key)) {
+            return;
+        }
+        let (store, key) = (Arc::downgrade(self), Arc::clone(key));
+        self.hub.requests.runtime().spawn(async move {
+            tokio::time::sleep(WAITER_LEASE + PAUSE.1).await;
+            let Some(store) = store.upgrade() else { return };
+            store.handed_over.lock().remove(&key);
+            let looked = store.change(&key, Guess::Nothing, |stored, world, _| {
+                stored.model.settle(world);
+                Some(())
+            });
+            if let Err(error) = looked.await {
+                tracing::debug!(%error, "could not look; those who wait do so themselves");
+            }
+        });
+    }
+
     fn doubt(&self, key: &Key) {
         let mut doubts = self.doubts.lock();
         let now = Instant::now();
@@ -173,12 +199,13 @@ impl<D: Dialect> Store<D> {
 
     /// Takes the step, again and again while others are faster.
     async fn step(
-        &self,
+        self: &Arc<Self>,
         key: &Key,
         jobs: &mut [Box<dyn Job>],
         guess: Guess,
     ) -> Result<After, Fault> {
-        let mut attempt = Attempt { key, jobs, again: false, writing: false, statements: 0 };
+        let mut attempt =
+            Attempt { key, jobs, again: false, writing: false, statements: 0, absent: vec![] };
         let mut guess = Some(guess);
         let (mut tries, mut breaks) = (0, 0);
         loop {
@@ -217,13 +244,15 @@ struct Attempt<'a> {
     /// A write is under way.
     writing: bool,
     statements: u32,
+    /// Clients that wait, and were not there when it was their turn.
+    absent: Vec<ClientId>,
 }
 
 impl Attempt<'_> {
     /// `None`: somebody else was faster.
     async fn make<D: Dialect>(
         &mut self,
-        store: &Store<D>,
+        store: &Arc<Store<D>>,
         guess: Guess,
     ) -> Result<Option<After>, Fault> {
         let (pool, key) = (&store.pool, self.key);
@@ -273,8 +302,19 @@ impl Attempt<'_> {
             true
         } else if loaded.has_room_for(after.counter) {
             let row = Written::new(after.counter, &after.stored)?;
+            let mut present = store.hub.to_be_present(&loaded.stored.model, &news);
+            present.retain(|client| !self.absent.contains(client));
             self.writes();
-            statement!(pool, update, key, known, &row, &messages)?
+            let done = statement!(pool, update, key, known, &row, &present, &messages)?;
+            if !done && !present.is_empty() {
+                self.writing = false;
+                self.statements += 1;
+                // All of them: one lease for all who are gone, not one for each.
+                let waiting: Vec<_> =
+                    loaded.stored.model.present().map(|(client, _)| *client).collect();
+                self.absent = statement!(pool, absent, &waiting)?;
+            }
+            done
         } else {
             let row = Written::new(loaded.counter, &loaded.stored)?;
             self.statements += 1;
@@ -285,6 +325,10 @@ impl Attempt<'_> {
             return Ok(None);
         }
         store.hub.tell(key, &news, opened);
+        let to_others = news.granted.iter().any(|(client, _)| *client != store.hub.me);
+        if to_others && after.stored.model.present().next().is_some() {
+            store.see_to(key);
+        }
         let (now, statements) = (loaded.now, self.statements);
         Ok(Some(After { sent, now, known: now_known, statements }))
     }
@@ -341,8 +385,22 @@ impl Attempt<'_> {
             alive: &|_| true,
             news: &mut news,
         };
+        for client in &self.absent {
+            after.stored.model.doubt(client, &mut world);
+        }
         for job in &mut *self.jobs {
             job.run(&mut after.stored, &mut world, self.again);
+        }
+        // Who lets a hold run out may be stopped, and the rest of its requests with it.
+        let ran_out = world.news.lost.iter().filter(|(_, _, cause)| *cause == Cause::Expired);
+        let ran_out: Vec<_> = ran_out.map(|(client, ..)| *client).collect();
+        for client in &ran_out {
+            after.stored.model.doubt(client, &mut world);
+        }
+        if !self.absent.is_empty() {
+            // The next one has to see for itself whether the one before it comes back.
+            let next = after.stored.model.present().next();
+            world.news.doubted.extend(next.map(|(client, id)| (*client, id)));
         }
         let opened = before.stored.model.is_latch() && !after.stored.model.is_latch();
         (after, news, opened)
