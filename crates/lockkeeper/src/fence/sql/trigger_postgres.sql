@@ -1,4 +1,6 @@
 -- Refuses late and forgetful writers. One transaction; run again it changes nothing.
+-- Who waits for the table keeps everybody else waiting behind.
+SET LOCAL lock_timeout = '5s';
 SELECT pg_advisory_xact_lock(hashtext('lockkeeper fence'));
 ALTER TABLE {table} ADD COLUMN IF NOT EXISTS {fence} bigint, ADD COLUMN IF NOT EXISTS {by} bigint;
 CREATE OR REPLACE FUNCTION {function}() RETURNS trigger LANGUAGE plpgsql AS $lockkeeper$
