@@ -1,6 +1,6 @@
 //! A holder that is stopped past its lease, in a process of its own, and goes on with its next write.
 
-use std::io::{BufRead, Write};
+use std::io::Write;
 use std::time::Duration;
 
 use lockkeeper::fence::sql::Table;
@@ -90,18 +90,20 @@ async fn serve(url: &str) {
     let mut guard: Option<Guard> = None;
     answer("ready");
     // This thread has nothing else to do than to wait for the next command.
-    for line in std::io::stdin().lock().lines().map_while(std::result::Result::ok) {
-        if line == "lock" {
+    let mut line = String::new();
+    while std::io::stdin().read_line(&mut line).unwrap() > 0 {
+        let command = std::mem::take(&mut line);
+        if command == "lock\n" {
             let taken = guard.insert(locks.mutex("accounts/1").lock().await.unwrap());
             answer(&taken.token().to_string());
             continue;
         }
         let token = guard.as_ref().unwrap().token();
-        let written = match &*line {
+        let written = match command.trim_end() {
             "helper" => writer.help(token, -1).await,
             "by hand" => writer.by_hand(&format!("balance = -1, fence_by = {token}")).await,
             "forgetful" => writer.by_hand("balance = -1").await,
-            _ => panic!("unknown command {line}"),
+            other => panic!("unknown command {other}"),
         };
         answer(&match written {
             Ok(()) => "written".to_owned(),
