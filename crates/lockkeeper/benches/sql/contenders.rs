@@ -6,9 +6,8 @@ use crate::harness::Bench;
 use crate::harness::book::Book;
 use crate::harness::contender::{Contender, Program, Role, contender};
 use crate::harness::report::Limit::{AtLeast, AtMost};
-use crate::harness::report::{Target, flat, target};
+use crate::harness::report::{Target, target};
 use crate::harness::rows::one_process::{ONE_RATE, PAIR_P50};
-use crate::stats::STATEMENTS;
 use crate::waiting;
 
 const CROWDS: [u32; 3] = [3, 9, 33];
@@ -42,7 +41,6 @@ pub(crate) fn targets(book: &Book, system: System) -> Vec<Target> {
     vec![
         target(1, "p50 ≤ 1.3 × the same work, raw", raw, AtMost(1.3)),
         target(3, "≥ 10 × a loop of row locks", one, AtLeast(10.0)),
-        flat(book, "statements", STATEMENTS, &CROWDS),
         target(6, what, idle, AtMost(most)),
     ]
 }

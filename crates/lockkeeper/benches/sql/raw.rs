@@ -32,7 +32,11 @@ pub(crate) struct Raw {
     url: String,
     way: Way,
     pool: Arc<Pool>,
+    spare: Spare,
 }
+
+/// Connections of locks by hand that are not used now: making one takes longer than many turns.
+type Spare = Arc<std::sync::Mutex<Vec<Client>>>;
 
 /// Connections for statements that are complete in themselves.
 struct Pool {
@@ -63,23 +67,26 @@ impl Library for Raw {
             }
         }
         let pool = Arc::new(Pool { idle: Mutex::new(idle), permits: Semaphore::new(POOL) });
-        Self { url: url.to_owned(), way, pool }
+        Self { url: url.to_owned(), way, pool, spare: Spare::default() }
     }
 
     async fn lock(&self, name: String, _task: u64) -> Turn {
         let mut own = None;
         if matches!(self.way, Way::Session | Way::RowLock) {
-            let mut client = Client::connect(&self.url).await;
+            let spare = self.spare.lock().unwrap().pop();
+            let mut client = match spare {
+                Some(client) => client,
+                None => Client::connect(&self.url).await,
+            };
             if self.way == Way::RowLock {
                 let insert = format!("INSERT INTO bench_locks (name) VALUES ('{name}')");
                 client.run(&unless_there(&self.url, &insert)).await;
-            } else if is_postgres(&self.url) {
-                client.run("SET lock_timeout = 0").await;
             }
             own = Some(client);
         }
         let postgres = is_postgres(&self.url);
-        Turn { way: self.way, postgres, pool: Arc::clone(&self.pool), own, name }
+        let (pool, spare) = (Arc::clone(&self.pool), Arc::clone(&self.spare));
+        Turn { way: self.way, postgres, pool, own, spare, name }
     }
 }
 
@@ -97,7 +104,14 @@ pub(crate) struct Turn {
     pool: Arc<Pool>,
     /// A lock by hand lives in its connection.
     own: Option<Client>,
+    spare: Spare,
     name: String,
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        self.spare.lock().unwrap().extend(self.own.take());
+    }
 }
 
 impl Turn {

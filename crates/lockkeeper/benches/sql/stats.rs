@@ -12,8 +12,7 @@ use crate::harness::process::TICKS;
 use crate::harness::server::{Counts, Crowd, Note, Sample, Server};
 
 const OWN_STATEMENTS: Figure = Figure::new(2, 3, "statements per pair", "");
-pub(crate) const STATEMENTS: Figure =
-    Figure::new(5, 0, "statements per hand-over, {n} clients", "");
+const STATEMENTS: Figure = Figure::new(5, 0, "statements per hand-over, {n} clients", "");
 const PER_GRANT: Figure = Figure::new(5, 1, "statements per grant, {n} clients", "");
 
 /// The same for a raw turn as for ours: a short key.

@@ -38,8 +38,8 @@ async fn see(
     let Some(mut waiter) = start(plan, url, one, None, book).await else { return Ok(()) };
     prepare(book).await;
     holder.ask("hold held 1").await?;
-    // A third of the lease, so that each window has as many renewals.
-    let window = plan.lease / 3;
+    // Whole thirds of the lease, so that each window has as many renewals.
+    let window = if plan.quick { plan.lease } else { plan.lease / 3 };
     let alone = rate(stats, window).await;
     let until = clock::now() + nanos(plan.lease * 100);
     waiter.begin("held", Ask { tasks: TASKS, names: 1, from: until, until, log: false }).await?;
