@@ -16,11 +16,18 @@ impl Client {
     pub(crate) async fn connect(url: &str) -> Self {
         if is_postgres(url) {
             let options = PgConnectOptions::from_str(url).unwrap().ssl_mode(PgSslMode::Disable);
+            let options = options.extra_float_digits(None);
             Self::Postgres(options.disable_statement_logging().connect().await.unwrap())
         } else {
             let options = MySqlConnectOptions::from_str(url).unwrap();
-            let options = options.ssl_mode(MySqlSslMode::Disabled).disable_statement_logging();
-            Self::MySql(options.connect().await.unwrap())
+            let options = options
+                .ssl_mode(MySqlSslMode::Disabled)
+                // The library's sessions are as the server makes them; so are these.
+                .pipes_as_concat(false)
+                .no_engine_substitution(false)
+                .timezone(None)
+                .set_names(false);
+            Self::MySql(options.disable_statement_logging().connect().await.unwrap())
         }
     }
 

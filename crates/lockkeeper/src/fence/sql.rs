@@ -56,6 +56,9 @@
 //! # }
 //! ```
 //!
+//! Behind PgBouncer in transaction mode use a transaction always, and `statement_cache_capacity(0)`: what
+//! the driver prepares stays with a connection that is lent to others.
+//!
 //! # Writers that forget
 //!
 //! All of this is of use only if *every* writer does it. [`Table::install_trigger`], or

@@ -18,3 +18,42 @@ const WRITER: &str = "CREATE USER app; GRANT SELECT, INSERT, UPDATE, DELETE ON a
 const OWNER: &str = "GRANT CREATE ON SCHEMA public TO app; ALTER TABLE accounts OWNER TO app";
 
 include!("cases.rs");
+
+/// PgBouncer lends a connection for one transaction: nothing prepared is there in the next, and nothing
+/// that a session remembers may matter.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn behind_a_pooler_transactions_are_fenced() {
+    use sqlx::ConnectOptions;
+    use std::str::FromStr;
+
+    let (database, _) = start_with_trigger().await;
+    let pooler = testkit::database::pgbouncer(&database).await;
+    let direct = database.server.address().to_string();
+    let url = database.url("here").replace(&direct, &pooler.address().to_string());
+    let options = sqlx::postgres::PgConnectOptions::from_str(&url).unwrap();
+    let options = options.statement_cache_capacity(0).extra_float_digits(None);
+    let mut writers = Vec::new();
+    for under in 1..=6_u64 {
+        let mut client = options.connect().await.unwrap();
+        writers.push(tokio::spawn(async move {
+            let table = accounts().with_trigger();
+            for _ in 0..10 {
+                let mut transaction = client.begin().await.unwrap();
+                match write(&table, under, 0).execute(&mut transaction).await {
+                    Ok(()) => transaction.commit().await.unwrap(),
+                    Err(error) => {
+                        assert!(error.stale().is_some(), "{error:?}");
+                        transaction.rollback().await.unwrap();
+                    }
+                }
+                let forgetful = run(&mut client, "UPDATE accounts SET balance = 1 WHERE id = 1");
+                let error = forgetful.await.unwrap_err();
+                assert!(matches!(error, Error::NoToken { .. }), "{error:?}");
+            }
+        }));
+    }
+    for writer in writers {
+        writer.await.unwrap();
+    }
+    assert_eq!(row(&database), "0|6");
+}
