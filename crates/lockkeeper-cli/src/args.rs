@@ -60,7 +60,7 @@ pub(crate) enum Command {
     /// Take a lock away from its holders; exits with 1 when nobody holds it
     Unlock(Unlock),
     /// Make the tables in a database, once, as a user who may; for other stores there is nothing to do
-    Init,
+    Init(Init),
     /// Print a completion script for a shell
     Completions {
         /// The shell
@@ -165,6 +165,18 @@ pub(crate) struct Show {
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+#[derive(Debug, Parser)]
+pub(crate) struct Init {
+    /// Instead, make this table of yours refuse writes under an old token, or none, by a trigger
+    /// (PostgreSQL, MySQL); may be given several times
+    #[arg(long, value_name = "TABLE")]
+    pub(crate) fence: Vec<String>,
+
+    /// Instead, remove that trigger again
+    #[arg(long, value_name = "TABLE")]
+    pub(crate) unfence: Vec<String>,
 }
 
 #[derive(Debug, Parser)]

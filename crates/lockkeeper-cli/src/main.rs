@@ -77,7 +77,7 @@ async fn dispatch(args: Args, report: &Report) -> Result<Code, Failure> {
         Command::Ls(ls) => show::ls(&url, &ls).await,
         Command::Show(one) => show::show(&url, &one).await,
         Command::Unlock(unlock) => show::unlock(&url, &unlock).await,
-        Command::Init => show::init(&url).await,
+        Command::Init(init) => show::init(&url, &init).await,
         Command::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Args::command(), "lockkeeper", &mut script);

@@ -7,7 +7,7 @@ use lockkeeper::backend::Status;
 use lockkeeper::{Locks, Name, Owner, Token};
 use serde::Serialize;
 
-use crate::args::{self, Ls, Show, Unlock};
+use crate::args::{self, Init, Ls, Show, Unlock};
 use crate::duration::{millis, show as time};
 use crate::exit::{Code, Failure};
 use crate::output::{print, printable};
@@ -69,10 +69,22 @@ async fn connect(url: &OsString) -> Result<Locks, Failure> {
     Ok(Locks::connect(url).await?)
 }
 
-pub(crate) async fn init(url: &OsString) -> Result<Code, Failure> {
+pub(crate) async fn init(url: &OsString, init: &Init) -> Result<Code, Failure> {
     let (_, url) = args::url(url)?;
-    url.init().await?;
-    print(format!("{url} is ready\n").as_bytes())
+    if init.fence.is_empty() && init.unfence.is_empty() {
+        url.init().await?;
+        return print(format!("{url} is ready\n").as_bytes());
+    }
+    let mut said = String::new();
+    for (tables, on) in [(&init.unfence, false), (&init.fence, true)] {
+        for table in tables {
+            url.fence(table, on).await?;
+            let how = if on { "fenced" } else { "not fenced any more" };
+            // Writing to a string does not fail.
+            let _ = writeln!(said, "{table} is {how}");
+        }
+    }
+    print(said.as_bytes())
 }
 
 pub(crate) async fn ls(url: &OsString, ls: &Ls) -> Result<Code, Failure> {

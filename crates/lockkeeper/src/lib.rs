@@ -7,6 +7,7 @@ pub mod blocking;
 pub mod clock;
 mod cohort;
 mod error;
+pub mod fence;
 mod guard;
 mod keeper;
 mod lease;

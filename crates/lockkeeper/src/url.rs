@@ -206,6 +206,34 @@ impl Url {
             _ => Ok(()),
         }
     }
+
+    /// Makes a table of a database refuse late and forgetful writers, with a trigger: see
+    /// [`fence`](crate::fence). Not `on`: removes the trigger again.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unsupported`] where there are no tables, [`Error::Config`] for one that is not there or
+    /// cannot be fenced, [`Error::Unavailable`] when the server cannot be reached or refuses.
+    #[cfg_attr(
+        not(any(feature = "mysql", feature = "postgres")),
+        allow(clippy::unused_async, unused_variables, reason = "for databases")
+    )]
+    pub async fn fence(&self, table: &str, on: bool) -> Result<()> {
+        match &self.scheme {
+            #[cfg(feature = "postgres")]
+            Scheme::Postgres(with) => crate::backend::sql::fence_postgres(with, table, on).await,
+            #[cfg(feature = "mysql")]
+            Scheme::MySql(with) => crate::backend::sql::fence_mysql(with, table, on).await,
+            #[cfg(not(feature = "postgres"))]
+            missing @ Scheme::Postgres(_) => Err(missing.missing()),
+            #[cfg(not(feature = "mysql"))]
+            missing @ Scheme::MySql(_) => Err(missing.missing()),
+            _ => {
+                let what = "fences of tables: it has none".into();
+                Err(Error::Unsupported { backend: self.scheme(), what })
+            }
+        }
+    }
 }
 
 #[cfg(not(all(

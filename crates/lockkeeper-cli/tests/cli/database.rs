@@ -39,6 +39,42 @@ fn tables_are_made_on_request_and_a_command_runs_under_a_lock() {
         let (code, out, _) = lockkeeper(&url, &["ls", "--json"]);
         assert_eq!((code, out.trim()), (0, "[]"), "released");
     }
+}
+
+#[test]
+fn a_table_is_fenced_on_request() {
+    let runtime = Runtime::new().expect("a runtime");
+    for system in [System::Postgres, System::MariaDb] {
+        let database = runtime.block_on(system.start(&[]));
+        let url = database.url("here");
+        database.operator("here", "CREATE TABLE stock (id bigint PRIMARY KEY, units bigint)");
+        database.operator("here", "INSERT INTO stock VALUES (1, 5)");
+        for _ in 0..2 {
+            let (code, out, err) = lockkeeper(&url, &["init", "--fence", "stock"]);
+            assert_eq!((code, out.trim()), (0, "stock is fenced"), "{err}");
+        }
+        database.operator("here", "UPDATE stock SET fence_by = 7");
+        database.operator("here", "UPDATE stock SET units = 4, fence_by = 7");
+        assert_eq!(database.operator("here", "SELECT units, fence FROM stock"), "4|7");
+        let (code, out, err) = lockkeeper(&url, &["init", "--unfence", "stock"]);
+        assert_eq!((code, out.trim()), (0, "stock is not fenced any more"), "{err}");
+        database.operator("here", "UPDATE stock SET units = 3");
+        for odd in ["nowhere", "stock; DROP TABLE stock"] {
+            let (code, _, err) = lockkeeper(&url, &["init", "--fence", odd]);
+            assert_ne!(code, 0);
+            assert!(
+                err.contains("no table nowhere") || err.contains("cannot be the name"),
+                "{err}"
+            );
+        }
+    }
+    let (code, _, err) = lockkeeper("memory:", &["init", "--fence", "stock"]);
+    assert_ne!(code, 0);
+    assert!(err.contains("does not support fences of tables"), "{err}");
+}
+
+#[test]
+fn other_stores_have_nothing_to_make() {
     let (code, out, err) = lockkeeper("memory:", &["init"]);
     assert_eq!((code, out.trim()), (0, "memory: is ready"), "{err}");
 }

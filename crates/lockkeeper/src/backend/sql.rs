@@ -50,6 +50,7 @@
 mod admin;
 mod dialect;
 mod fault;
+mod fence;
 mod hold;
 mod hub;
 mod latches;
@@ -143,6 +144,27 @@ pub async fn mysql(place: String, options: &SqlOptions) -> Result<Arc<dyn Backen
 #[cfg(feature = "mysql")]
 pub async fn init_mysql(options: &SqlOptions) -> Result<()> {
     init(&Pool::new(mysql::MySql::new(options)?, 1)).await
+}
+
+/// Installs the trigger of [`fence::sql`](crate::fence::sql) on a table of a PostgreSQL database, or
+/// removes it.
+///
+/// # Errors
+///
+/// [`Error::Config`] for a table that is not there or cannot be fenced, and as for [`postgres`].
+#[cfg(feature = "postgres")]
+pub async fn fence_postgres(options: &SqlOptions, table: &str, on: bool) -> Result<()> {
+    fence::set::<_, sqlx::Postgres>(postgres::Postgres::new(options)?, table, on).await
+}
+
+/// The same on a table of a MySQL or MariaDB database.
+///
+/// # Errors
+///
+/// As for [`fence_postgres`].
+#[cfg(feature = "mysql")]
+pub async fn fence_mysql(options: &SqlOptions, table: &str, on: bool) -> Result<()> {
+    fence::set::<_, sqlx::MySql>(mysql::MySql::new(options)?, table, on).await
 }
 
 async fn init<D: Dialect>(pool: &Pool<D>) -> Result<()> {

@@ -1,0 +1,127 @@
+//! The other half of a lock: resources that refuse a holder that comes too late.
+//!
+//! A lock cannot stop a process that was paused past its lease and then goes on with its next write. Only
+//! the resource can, by remembering the largest [`Token`] that it has seen and refusing smaller ones. An
+//! equal one is welcome: a holder may write as often as it likes.
+//!
+//! | resource | enforcer |
+//! | --- | --- |
+//! | rows in PostgreSQL, MySQL and MariaDB | `fence::sql` (cargo features `postgres` and `mysql`) |
+//! | keys in etcd | `Guard::txn` (cargo feature `etcd`), which needs no token |
+//! | nodes in ZooKeeper | `Guard::zookeeper` (cargo feature `zookeeper`), the same |
+//!
+//! Tokens of one name can be compared, tokens of two names cannot: what is fenced belongs to one lock.
+
+#[cfg(any(feature = "mysql", feature = "postgres"))]
+pub mod sql;
+
+use std::fmt;
+
+use crate::error::BoxError;
+use crate::token::Token;
+
+/// The result of a fenced write.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// A token that is older than one that the resource has seen: the lock was lost, and somebody else has it
+/// or had it since. Stop the work.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Stale {
+    /// What was to be written.
+    pub resource: String,
+    /// The token that the write came under.
+    pub token: Token,
+    /// The largest one that the resource has seen, as far as could be told afterwards.
+    pub newest: Option<Token>,
+}
+
+impl fmt::Display for Stale {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { resource, token, newest } = self;
+        match newest {
+            Some(newest) => write!(f, "token {token} is stale: {resource} has seen {newest}"),
+            None => write!(f, "token {token} is stale: {resource} has seen a newer one"),
+        }
+    }
+}
+
+impl std::error::Error for Stale {}
+
+/// Why a fenced write was not done.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The token is older than one that the resource has seen. Nothing was written.
+    #[error(transparent)]
+    Stale(Stale),
+
+    /// There is nothing to be written to, so nothing was refused and nothing written.
+    #[error("{resource} does not exist")]
+    Missing {
+        /// What was to be written.
+        resource: String,
+    },
+
+    /// The resource takes writes under a token only, and this one said none. Nothing was written.
+    #[error("{resource} is fenced, and the write says no token: {hint}")]
+    NoToken {
+        /// What was to be written.
+        resource: String,
+        /// How to say it.
+        hint: String,
+    },
+
+    /// More than one row matched, and those that were not stale are written: the key is none. Roll back.
+    #[error("{rows} rows of {resource} were written: name one row, by its whole key")]
+    Ambiguous {
+        /// What was to be written.
+        resource: String,
+        /// How many rows were.
+        rows: u64,
+    },
+
+    /// A name, a token or a table that cannot be used. The text says why.
+    #[error("{0}")]
+    Invalid(String),
+
+    /// The store failed. If the connection broke outside a transaction, it is not known whether the write
+    /// was done.
+    #[error("{context}")]
+    Store {
+        /// What we were doing, and what to do about it.
+        context: String,
+        /// The driver's own error.
+        #[source]
+        source: Option<BoxError>,
+    },
+}
+
+impl Error {
+    /// The refusal, if it is one.
+    pub fn stale(&self) -> Option<&Stale> {
+        match self {
+            Self::Stale(stale) => Some(stale),
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refusal_says_what_and_by_whom() {
+        let token = |number| Token::new(number).unwrap();
+        let mut stale =
+            Stale { resource: "orders[id=1]".into(), token: token(3), newest: Some(token(7)) };
+        assert_eq!(stale.to_string(), "token 3 is stale: orders[id=1] has seen 7");
+        stale.newest = None;
+        assert_eq!(
+            Error::Stale(stale.clone()).to_string(),
+            "token 3 is stale: orders[id=1] has seen a newer one"
+        );
+        assert_eq!(Error::Stale(stale.clone()).stale(), Some(&stale));
+    }
+}

@@ -1,0 +1,4 @@
+BEGIN
+    SET NEW.{fence} = COALESCE(ABS(NEW.{by}), NEW.{fence});
+    SET NEW.{by} = NULL;
+END
