@@ -1,7 +1,9 @@
 //! A few connections for all, lent for one statement each.
 
+use std::io;
+
 use parking_lot::Mutex;
-use tokio::sync::{Semaphore, SemaphorePermit};
+use tokio::sync::{AcquireError, Semaphore, SemaphorePermit};
 
 use super::dialect::Dialect;
 use super::fault::{Fault, STATEMENT_TIME};
@@ -10,34 +12,69 @@ pub(super) struct Pool<D: Dialect> {
     pub(super) dialect: D,
     idle: Mutex<Vec<D::Connection>>,
     permits: Semaphore,
+    /// For what can wait: one fewer, if there is more than one.
+    ordinary: Semaphore,
 }
 
 impl<D: Dialect> Pool<D> {
     pub(super) fn new(dialect: D, connections: usize) -> Self {
-        Self { dialect, idle: Mutex::default(), permits: Semaphore::new(connections) }
+        let (idle, permits) = (Mutex::default(), Semaphore::new(connections));
+        let ordinary = Semaphore::new(connections.saturating_sub(1).max(1));
+        Self { dialect, idle, permits, ordinary }
     }
 
-    /// The connection that was used last, or a new one.
+    /// A connection for what can wait.
     pub(super) async fn lend(&self) -> Result<Lent<'_, D>, Fault> {
+        Lane { pool: self, urgent: false }.lend().await
+    }
+}
+
+/// A way to a connection. What must not come too late need not wait behind everything else.
+pub(super) struct Lane<'a, D: Dialect> {
+    pub(super) pool: &'a Pool<D>,
+    pub(super) urgent: bool,
+}
+
+impl<'a, D: Dialect> Lane<'a, D> {
+    /// The connection that was used last, or a new one.
+    pub(super) async fn lend(&self) -> Result<Lent<'a, D>, Fault> {
+        let pool = self.pool;
+        let permits = async {
+            let ordinary = match self.urgent {
+                true => None,
+                false => Some(pool.ordinary.acquire().await?),
+            };
+            Ok::<_, AcquireError>((pool.permits.acquire().await?, ordinary))
+        };
+        let permits = tokio::time::timeout(STATEMENT_TIME, permits).await;
         // Never closed, so never an error.
-        let permit = self.permits.acquire().await.map_err(|_| Fault::Dropped)?;
-        let idle = self.idle.lock().pop();
+        let permits = permits.map_err(|_| Fault::Busy)?.map_err(|_| Fault::Dropped)?;
+        let idle = pool.idle.lock().pop();
         let connection = match idle {
             Some(connection) => connection,
             None => {
-                let connected = tokio::time::timeout(STATEMENT_TIME, self.dialect.connect());
-                connected.await.map_err(|_| Fault::Silent)?.map_err(D::fault)?
+                let connected = tokio::time::timeout(STATEMENT_TIME, pool.dialect.connect());
+                let connected = connected.await.unwrap_or_else(|_| Err(timed_out()));
+                connected.map_err(D::fault).map_err(|fault| match fault {
+                    Fault::Broken(error) => Fault::Unreachable(error),
+                    fault => fault,
+                })?
             }
         };
-        Ok(Lent { pool: self, connection, _permit: permit })
+        Ok(Lent { pool, connection, _permits: permits })
     }
+}
+
+fn timed_out() -> sqlx::Error {
+    let text = format!("no answer within {STATEMENT_TIME:?}");
+    sqlx::Error::Io(io::Error::new(io::ErrorKind::TimedOut, text))
 }
 
 /// A connection; closed when dropped, because nobody knows what is still to come from it.
 pub(super) struct Lent<'a, D: Dialect> {
     pool: &'a Pool<D>,
     connection: D::Connection,
-    _permit: SemaphorePermit<'a>,
+    _permits: (SemaphorePermit<'a>, Option<SemaphorePermit<'a>>),
 }
 
 impl<D: Dialect> Lent<'_, D> {
@@ -47,10 +84,11 @@ impl<D: Dialect> Lent<'_, D> {
 
     /// Takes the answer of a statement, and gives the connection back if it is good for another.
     pub(super) fn answered<T>(self, answer: Answered<T>) -> Result<T, Fault> {
-        let answer = answer.map_err(|_| Fault::Silent)?.map_err(D::fault);
+        let answer = answer.map_or(Err(Fault::Silent), |answer| answer.map_err(D::fault));
         match &answer {
             Err(fault) if !fault.spares_the_connection() => {
-                // The others are most likely gone as well: a server that was restarted.
+                // The others are most likely gone as well: a server that was restarted, a machine in
+                // between that has forgotten them.
                 self.pool.idle.lock().clear();
             }
             _ => self.pool.idle.lock().push(self.connection),
