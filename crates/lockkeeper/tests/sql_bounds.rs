@@ -129,19 +129,19 @@ async fn a_hold_is_renewed_while_everything_else_is_held_up(system: System) {
     let database = start(system).await;
     let other = connect(&database).await;
     let mut held = Vec::new();
-    for at in 0..8 {
+    for at in 0..16 {
         held.push(other.mutex(format!("held/{at}")).lock().await.unwrap());
     }
     let url = format!("{}?pool=2", database.url("here"));
     let locks = Locks::connect(&url).await.unwrap();
-    let mine = locks.ttl(Duration::from_secs(3)).mutex("mine").lock().await.unwrap();
-    let others: Vec<String> = (0..8).map(|at| format!("held/{at}")).collect();
+    let mine = locks.ttl(Duration::from_secs(6)).mutex("mine").lock().await.unwrap();
+    let others: Vec<String> = (0..16).map(|at| format!("held/{at}")).collect();
     let mut locked = lock_rows(system, &database, &others).await;
-    for at in 0..8 {
+    for at in 0..16 {
         let mutex = locks.mutex(format!("held/{at}")).fair();
         tokio::spawn(async move { mutex.lock().await.map(drop) });
     }
-    let lost = tokio::time::timeout(Duration::from_secs(8), mine.lost()).await;
+    let lost = tokio::time::timeout(Duration::from_secs(12), mine.lost()).await;
     assert!(lost.is_err(), "{lost:?}");
     mine.release().await.unwrap();
     locked.kill().unwrap();

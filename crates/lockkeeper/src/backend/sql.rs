@@ -24,8 +24,8 @@
 //! 7. A request whose answer is lost is sent again and finds what it got. Giving up releases whatever
 //!    it may have got, in the background. A write that reaches the server more than 10 s late does
 //!    nothing, and none waits for a lock of the database for more than 1 s.
-//! 8. A statement waits no more than 2 s for a connection; one of them is kept for renewals and
-//!    releases.
+//! 8. A statement waits no more than 2 s for a connection; one of a renewal does not wait behind all
+//!    others.
 //!
 //! Each statement is committed by itself and leaves nothing in the session: any pooler will do.
 //! Victims of a deadlock, serialization failures and failed certifications are tried again.

@@ -102,7 +102,7 @@ impl<D: Dialect> Hold for SqlHold<D> {
             Some((known, stored)) => Guess::Left(known, stored),
             None => Guess::Nothing,
         };
-        let released = self.store.change_soon(&self.key, guess, move |stored, world, again| {
+        let released = self.store.change(&self.key, guess, move |stored, world, again| {
             match stored.model.release(id, world) {
                 // It may be the first try that released it.
                 false if again => None,

@@ -3,7 +3,7 @@
 use std::io;
 
 use parking_lot::Mutex;
-use tokio::sync::{AcquireError, Semaphore, SemaphorePermit};
+use tokio::sync::{Semaphore, SemaphorePermit};
 
 use super::dialect::Dialect;
 use super::fault::{Fault, STATEMENT_TIME};
@@ -12,15 +12,14 @@ pub(super) struct Pool<D: Dialect> {
     pub(super) dialect: D,
     idle: Mutex<Vec<D::Connection>>,
     permits: Semaphore,
-    /// For what can wait: one fewer, if there is more than one.
-    ordinary: Semaphore,
+    /// Of all that can wait one at a time waits for a permit; the others wait here.
+    gate: Semaphore,
 }
 
 impl<D: Dialect> Pool<D> {
     pub(super) fn new(dialect: D, connections: usize) -> Self {
         let (idle, permits) = (Mutex::default(), Semaphore::new(connections));
-        let ordinary = Semaphore::new(connections.saturating_sub(1).max(1));
-        Self { dialect, idle, permits, ordinary }
+        Self { dialect, idle, permits, gate: Semaphore::new(1) }
     }
 
     /// A connection for what can wait.
@@ -39,16 +38,16 @@ impl<'a, D: Dialect> Lane<'a, D> {
     /// The connection that was used last, or a new one.
     pub(super) async fn lend(&self) -> Result<Lent<'a, D>, Fault> {
         let pool = self.pool;
-        let permits = async {
-            let ordinary = match self.urgent {
+        let permit = async {
+            let _gate = match self.urgent {
                 true => None,
-                false => Some(pool.ordinary.acquire().await?),
+                false => Some(pool.gate.acquire().await?),
             };
-            Ok::<_, AcquireError>((pool.permits.acquire().await?, ordinary))
+            pool.permits.acquire().await
         };
-        let permits = tokio::time::timeout(STATEMENT_TIME, permits).await;
+        let permit = tokio::time::timeout(STATEMENT_TIME, permit).await;
         // Never closed, so never an error.
-        let permits = permits.map_err(|_| Fault::Busy)?.map_err(|_| Fault::Dropped)?;
+        let permit = permit.map_err(|_| Fault::Busy)?.map_err(|_| Fault::Dropped)?;
         let idle = pool.idle.lock().pop();
         let connection = match idle {
             Some(connection) => connection,
@@ -61,7 +60,7 @@ impl<'a, D: Dialect> Lane<'a, D> {
                 })?
             }
         };
-        Ok(Lent { pool, connection, _permits: permits })
+        Ok(Lent { pool, connection, _permit: permit })
     }
 }
 
@@ -74,7 +73,7 @@ fn timed_out() -> sqlx::Error {
 pub(super) struct Lent<'a, D: Dialect> {
     pool: &'a Pool<D>,
     connection: D::Connection,
-    _permits: (SemaphorePermit<'a>, Option<SemaphorePermit<'a>>),
+    _permit: SemaphorePermit<'a>,
 }
 
 impl<D: Dialect> Lent<'_, D> {
