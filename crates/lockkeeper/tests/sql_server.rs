@@ -112,7 +112,8 @@ fn make_user(system: System, database: &Database) {
         System::MariaDb => {
             "CREATE USER app; \
              GRANT SELECT, INSERT, UPDATE, DELETE ON here.lockkeeper_names TO app; \
-             GRANT SELECT, UPDATE ON here.lockkeeper_meta TO app"
+             GRANT SELECT, UPDATE ON here.lockkeeper_meta TO app; \
+             GRANT SELECT, UPDATE ON here.lockkeeper_turns TO app"
         }
     };
     database.operator("here", sql);

@@ -6,6 +6,7 @@
 //! | --- | --- |
 //! | `lockkeeper_names` | a row per name in use: the [`State`](crate::model::State) as JSON, a version, and an epoch that no other row ever had |
 //! | `lockkeeper_meta` | the version of the tables, and how many evictions there were |
+//! | `lockkeeper_turns` | on MySQL: rows that put inserts of one name in order |
 //!
 //! 1. A step reads the row and the server's clock, takes the model's step here, and writes the row if
 //!    its epoch and version are still the same; if not, it begins again. All that a process asks of one
@@ -23,7 +24,10 @@
 //!    that: the connection that listens holds an advisory lock, and whoever hands a name over makes sure
 //!    of it in the same statement. A client that is away for a moment has that lease to come back.
 //! 7. A request whose answer is lost is sent again and finds what it got. Giving up releases whatever
-//!    it may have got, in the background.
+//!    it may have got, in the background. A write that reaches the server more than 10 s late does
+//!    nothing, and none waits for a lock of the database for more than 1 s.
+//! 8. A statement waits no more than 2 s for a connection; one of a renewal does not wait behind all
+//!    others.
 //!
 //! Each statement is committed by itself and leaves nothing in the session: any pooler will do.
 //! Victims of a deadlock, serialization failures and failed certifications are tried again.
@@ -37,8 +41,8 @@
 //!
 //! A server that loses what it has committed (fail-over to a replica that was behind, commits that are
 //! not synced to disk before a crash) grants again what is held, and may issue tokens again. A clock
-//! that is set forward ends leases early. A request on a connection that was given up may arrive when
-//! it has been undone already: the lock is then held by nobody until its lease ends.
+//! that is set forward ends leases early. A request on a connection that was given up may arrive late:
+//! it is undone for as long as it can take effect, by the client that sent it, if that still lives.
 //!
 //! # Cost
 //!
@@ -75,13 +79,13 @@ use async_trait::async_trait;
 use futures_util::FutureExt;
 use parking_lot::Mutex;
 
-use self::dialect::{Dialect, VERSION};
+use self::dialect::{Dialect, PURGED_AT_ONCE, VERSION};
 use self::fault::{Fault, may_pass};
 use self::hold::SqlHold;
 use self::hub::{Hub, Key};
 use self::line::Lines;
 use self::pool::{Pool, statement};
-use self::row::{ClientId, Stored};
+use self::row::{ClientId, MOST_TOKENS};
 use self::store::{After, Guess, Store};
 use super::{Admin, Backend, Capabilities, Hold, Latches, Patience, Request};
 use crate::clock::Instant;
@@ -102,7 +106,8 @@ const OUTAGE: Duration = Duration::from_secs(5);
 const RETRY: Duration = Duration::from_millis(100);
 /// How often a client that holds something looks for evictions where nobody tells of them.
 const CHECK: Duration = Duration::from_secs(2);
-/// How often rows of which nothing is of any use any more are deleted, in checks.
+/// How often rows of which nothing is of any use any more are deleted, and the server is asked for its
+/// clock, in checks.
 const PURGE: u32 = 300;
 
 /// Opens a PostgreSQL database. `place` is the URL without its password.
@@ -169,17 +174,25 @@ pub async fn fence_mysql(options: &SqlOptions, table: &str, on: bool) -> Result<
 
 async fn init<D: Dialect>(pool: &Pool<D>) -> Result<()> {
     let make = async || statement!(pool, init);
-    let doing = |fault: Fault| Arc::new(fault).error(D::NAME, "making the tables");
-    make().await.map_err(doing)?;
-    check_version(pool).await
+    let until = Instant::now() + OUTAGE;
+    while let Err(fault) = make().await {
+        // Others make them at the same time.
+        if !matches!(fault, Fault::Conflict(_)) || Instant::now() > until {
+            return Err(Arc::new(fault).error(D::NAME, "making the tables"));
+        }
+        tokio::time::sleep(RETRY).await;
+    }
+    check_version(pool).await.map(drop)
 }
 
-/// Refuses tables that this version does not know.
-async fn check_version<D: Dialect>(pool: &Pool<D>) -> Result<()> {
+/// Refuses tables that this version does not know; the server's clock, and when we asked for it.
+async fn check_version<D: Dialect>(pool: &Pool<D>) -> Result<(u64, Instant)> {
+    let asked = Instant::now();
     let ask = async || statement!(pool, version);
-    let found = ask().await.map_err(|fault| Arc::new(fault).error(D::NAME, "connecting"))?;
+    let found = ask().await.map_err(|fault| Arc::new(fault).error(D::NAME, "connecting"));
+    let (found, clock) = found?;
     if found == VERSION {
-        return Ok(());
+        return Ok((clock, asked));
     }
     let context = match found > VERSION {
         true => format!("its tables are of version {found}; this program knows {VERSION}: upgrade"),
@@ -202,10 +215,10 @@ struct Sql<D: Dialect> {
 impl<D: Dialect> Sql<D> {
     async fn connect(dialect: D, place: String, options: &SqlOptions) -> Result<Arc<Self>> {
         let pool = Arc::new(Pool::new(dialect, options.pool));
-        check_version(&pool).await?;
+        let clock = check_version(&pool).await?;
         let hub = Arc::new(Hub::new());
         D::listen(&Arc::downgrade(&pool), &Arc::downgrade(&hub));
-        let store = Store::new(pool, hub);
+        let store = Store::new(pool, hub, clock);
         let lines = Lines::new(&store);
         tokio::spawn(tend(Arc::downgrade(&store)));
         let prefix = options.prefix.clone();
@@ -223,7 +236,7 @@ impl<D: Dialect> Sql<D> {
             owner: request.owner.clone(),
             kind: request.kind,
             ttl: Some(request.term.ttl()),
-            tokens: request.tokens,
+            tokens: request.tokens.min(MOST_TOKENS),
             place: match request.patience {
                 Patience::TryOnce => Place::None,
                 _ => self.store.hub.place(),
@@ -238,8 +251,7 @@ impl<D: Dialect> Sql<D> {
         key: &Key,
         request: &Request,
         tokens: TokenBlock,
-        after: After,
-        alone: Option<Stored>,
+        after: &After,
     ) -> Arc<SqlHold<D>> {
         let hold = Arc::new(SqlHold {
             store: Arc::clone(&self.store),
@@ -249,7 +261,7 @@ impl<D: Dialect> Sql<D> {
             tokens,
             expires: after.sent + request.term.ttl(),
             loss: Loss::new(),
-            left: Mutex::new(after.known.zip(alone)),
+            left: Mutex::new(after.alone(request.id)),
         });
         self.store.hub.requests.hold(request.id, &hold);
         hold
@@ -275,7 +287,10 @@ async fn look_after<D: Dialect>(
     evictions: &mut Option<u64>,
 ) -> Result<(), Fault> {
     if round.is_multiple_of(PURGE) {
-        statement!(store.pool, purge)?;
+        purge(&store.pool).await?;
+        let asked = Instant::now();
+        let (_, clock) = statement!(store.pool, version)?;
+        store.set_clock((clock, asked));
     }
     let requests = &store.hub.requests;
     if store.hub.hears() || !requests.holds_anything() {
@@ -286,6 +301,24 @@ async fn look_after<D: Dialect>(
         requests.check_all();
     }
     Ok(())
+}
+
+/// Deletes rows of which nothing is of any use any more. One by one: a row that somebody has locked must
+/// not hold up others, nor keep them locked.
+async fn purge<D: Dialect>(pool: &Pool<D>) -> Result<(), Fault> {
+    loop {
+        let (expired, mut deleted) = (statement!(pool, expired)?, false);
+        for (key, known) in &expired {
+            match statement!(pool, delete, key, *known, false, &[]) {
+                Ok(done) => deleted |= done,
+                Err(Fault::Conflict(_)) => {}
+                Err(fault) => return Err(fault),
+            }
+        }
+        if !deleted || expired.len() < PURGED_AT_ONCE {
+            return Ok(());
+        }
+    }
 }
 
 /// A request that may have a hold or a place in a queue: given up when dropped, unless it is settled.
@@ -306,7 +339,9 @@ impl<D: Dialect> Drop for Parked<'_, D> {
             self.store.hub.requests.forget(self.id);
         }
         if !self.settled {
-            self.store.undo(self.key, self.id, Instant::now() + self.ttl);
+            // A place outlives a short lease.
+            let until = Instant::now() + self.ttl.max(WAITER_LEASE);
+            self.store.undo(self.key, self.id, until);
         }
     }
 }
@@ -347,36 +382,35 @@ impl<D: Dialect> Backend for Sql<D> {
             let asking = ask.clone();
             let asked = store.change(key, guess, move |stored, world, _| {
                 let answer = stored.model.acquire(asking.clone(), world);
-                let alone = stored.model.is_only(id).then(|| stored.clone());
-                Some((answer, alone, stored.model.next_expiry()))
+                Some((answer, stored.model.next_expiry()))
             });
             guess = Guess::Nothing;
             let next = match asked.await {
-                Ok(((Answer::Granted { tokens, .. }, alone, _), after)) => {
+                Ok(((Answer::Granted { tokens, .. }, _), after)) => {
                     drop(in_line.take());
                     (parked.settled, parked.holds) = (true, true);
-                    let hold = self.hold(key, &request, tokens, after, alone);
+                    let hold = self.hold(key, &request, tokens, &after);
                     // What was said to the waiter meanwhile may have been that it is gone already.
                     if news.heard().now_or_never().is_some() {
                         requests.check(Arc::clone(&hold) as _);
                     }
                     return Ok(Some(hold));
                 }
-                Ok(((Answer::Queued, _, expiry), after)) => {
+                Ok(((Answer::Queued, expiry), after)) => {
                     failing = None;
                     let joined = in_line.get_or_insert_with(|| self.lines.join(key, id));
-                    joined.placed(ask, after, expiry);
+                    joined.placed(ask, &after, expiry);
                     None
                 }
-                Ok(((Answer::Busy, ..), _)) => {
+                Ok(((Answer::Busy, _), _)) => {
                     parked.settled = !parked.in_doubt;
                     return Ok(None);
                 }
-                Ok(((Answer::Upgrade, ..), _)) => {
+                Ok(((Answer::Upgrade, _), _)) => {
                     let (name, owner) = (request.name.clone(), request.owner.clone());
                     return Err(Error::Upgrade { name, owner });
                 }
-                Ok(((Answer::WrongKind(used_as), ..), _)) => {
+                Ok(((Answer::WrongKind(used_as), _), _)) => {
                     let (name, asked) = (request.name.clone(), request.kind.family());
                     return Err(Error::WrongKind { name, used_as, asked });
                 }

@@ -5,13 +5,14 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use futures_util::{StreamExt, TryStreamExt};
 
-use super::Sql;
 use super::dialect::Dialect;
-use super::fault::{Fault, may_pass};
+use super::fault::{Fault, may_pass, unknown};
 use super::pool::{Pool, statement};
-use super::store::Guess;
+use super::store::{Guess, LATE};
+use super::{OUTAGE, RETRY, Sql};
 use crate::backend::{Admin, Eviction, Status};
-use crate::error::Result;
+use crate::clock::Instant;
+use crate::error::{Error, Result};
 use crate::name::Name;
 
 /// So many names are looked at at the same time.
@@ -60,12 +61,32 @@ impl<D: Dialect> Admin for Sql<D> {
             // Not twice: the next holder is not meant.
             (!again).then(|| stored.model.evict(&reason, world))
         });
-        let (holders, token) = evicted.await?.0;
+        let evicted = evicted.await.map_err(unknown(name, "the eviction", LATE));
+        let (holders, token) = evicted?.0;
         if !holders.is_empty() {
             // For those whom no message reaches.
-            let counted = count_eviction(&self.store.pool).await;
-            counted.map_err(|fault| Arc::new(fault).error(D::NAME, "telling of an eviction"))?;
+            self.tell_of_eviction(name).await?;
         }
         Ok(Eviction { holders, token })
+    }
+}
+
+impl<D: Dialect> Sql<D> {
+    /// More often than once does no harm.
+    async fn tell_of_eviction(&self, name: &Name) -> Result<()> {
+        let until = Instant::now() + OUTAGE;
+        loop {
+            match count_eviction(&self.store.pool).await {
+                Ok(()) => return Ok(()),
+                Err(fault) if fault.may_pass() && Instant::now() < until => {
+                    tokio::time::sleep(RETRY).await;
+                }
+                Err(fault) => {
+                    let told = Arc::new(fault).error(D::NAME, "telling of an eviction");
+                    let (name, operation, source) = (name.clone(), "the eviction", told.into());
+                    return Err(Error::Unknown { name, operation, within: LATE, source });
+                }
+            }
+        }
     }
 }

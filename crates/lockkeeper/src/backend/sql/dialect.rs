@@ -18,11 +18,20 @@ pub(super) const SPARED: u64 = 60_000_000;
 /// To a channel, a text: sent with the write, or not at all.
 pub(super) type Message = (String, String);
 
+/// What an update is conditional on, besides the row.
+#[derive(Clone, Copy)]
+pub(super) struct When<'a> {
+    /// The server's clock has not come to this, in µs since 1970.
+    pub(super) too_late: u64,
+    /// These clients listen.
+    pub(super) present: &'a [ClientId],
+}
+
 /// The answer to an insert.
 pub(super) enum Inserted {
     /// Done; the row has this epoch.
     Done(u64),
-    /// The name has a row; which, and the server's clock, where the answer says so.
+    /// The name has a row; which, and the server's clock, where the answer says so. Or it was too late.
     Taken(Option<(u64, RawRow)>),
 }
 
@@ -35,10 +44,10 @@ pub(super) trait Dialect: Send + Sync + Sized + 'static {
 
     fn connect(&self) -> impl Future<Output = Result<Self::Connection, sqlx::Error>> + Send;
 
-    /// The version of its tables.
+    /// The version of its tables, and its clock in µs since 1970.
     fn version(
         connection: &mut Self::Connection,
-    ) -> impl Future<Output = Result<u64, sqlx::Error>> + Send;
+    ) -> impl Future<Output = Result<(u64, u64), sqlx::Error>> + Send;
 
     /// Makes the tables where they are missing. More than one statement.
     fn init(
@@ -51,20 +60,24 @@ pub(super) trait Dialect: Send + Sync + Sized + 'static {
         key: &[u8],
     ) -> impl Future<Output = Result<(u64, Option<RawRow>), sqlx::Error>> + Send;
 
-    /// Makes the row, in version 1, unless there is one.
+    /// Makes the row, in version 1, unless there is one or the server's clock has come to `too_late`.
+    ///
+    /// For one name one at a time, from before the epoch is drawn until the row is there: or one that
+    /// is held up in between would be granted with tokens from before those that others had meanwhile.
     fn insert(
         connection: &mut Self::Connection,
         key: &[u8],
         row: &Written,
+        too_late: u64,
     ) -> impl Future<Output = Result<Inserted, sqlx::Error>> + Send;
 
-    /// Writes the row if it is still the known one and these clients are present; whether that was so.
+    /// Writes the row if it is still the known one, and what else is needed is so; whether it did.
     fn update(
         connection: &mut Self::Connection,
         key: &[u8],
         known: Known,
         row: &Written,
-        present: &[ClientId],
+        when: When<'_>,
         messages: &[Message],
     ) -> impl Future<Output = Result<bool, sqlx::Error>> + Send;
 
@@ -108,16 +121,28 @@ pub(super) trait Dialect: Send + Sync + Sized + 'static {
         prefix: &[u8],
     ) -> impl Future<Output = Result<Vec<Vec<u8>>, sqlx::Error>> + Send;
 
-    /// Deletes the rows of which nothing is of any use any more.
-    fn purge(
+    /// Some rows of which nothing is of any use any more.
+    fn expired(
         connection: &mut Self::Connection,
-    ) -> impl Future<Output = Result<(), sqlx::Error>> + Send;
+    ) -> impl Future<Output = Result<Vec<(Vec<u8>, Known)>, sqlx::Error>> + Send;
 
     /// What an error means.
     fn fault(error: sqlx::Error) -> Fault;
 
     /// Listens to messages in the background, where the database has them.
     fn listen(pool: &Weak<Pool<Self>>, hub: &Weak<Hub>);
+}
+
+/// How long a statement may wait for somebody else's transaction, in s: so that the server is done with
+/// it when we do not wait for its answer any more.
+pub(super) const LOCK_TIME: u32 = 1;
+
+/// How many rows are looked at at a time when they are purged.
+pub(super) const PURGED_AT_ONCE: usize = 1000;
+
+/// A number for a name, the same in every program (FNV-1a).
+pub(super) fn hash(key: &[u8]) -> u32 {
+    key.iter().fold(0x811c_9dc5, |hash, byte| (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193))
 }
 
 /// Bytes as text that needs no quoting.

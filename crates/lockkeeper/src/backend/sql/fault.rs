@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::error::Error;
+use crate::name::Name;
 use crate::tls;
 
 /// How long one statement may take, and one attempt to connect.
@@ -28,31 +29,46 @@ pub(super) enum Fault {
     /// Not like this. Nothing was changed.
     #[error("{0}")]
     Refused(&'static str, #[source] sqlx::Error),
-    /// Others were faster too often.
-    #[error("others changed the row all the time")]
+    /// Others were faster too often, or somebody has the row locked.
+    #[error("others changed the row or kept it locked all the time")]
     Contended,
     #[error("the row of this name cannot be read")]
     Row(#[from] serde_json::Error),
-    #[error("whether the first request took effect is not known")]
-    InDoubt,
-    #[error("the request was lost")]
+    /// No connection could be made: nothing was sent.
+    #[error("no connection to the server")]
+    Unreachable(#[source] sqlx::Error),
+    /// All connections are in use: nothing was sent.
+    #[error("no connection of the pool was free within {STATEMENT_TIME:?}")]
+    Busy,
+    /// A write was sent, and may have taken effect, or may yet.
+    #[error("whether it took effect is not known")]
+    InDoubt(#[source] Option<Box<Self>>),
+    /// The task that worked on it is gone, most likely with its runtime.
+    #[error("the request was lost: has the runtime ended in which this was opened?")]
     Dropped,
 }
 
 impl Fault {
     /// Whether it may pass by itself: then the same request is sent again.
     pub(super) fn may_pass(&self) -> bool {
-        !matches!(self, Self::Refused(..) | Self::Row(_))
+        match self {
+            Self::InDoubt(Some(fault)) => fault.may_pass(),
+            _ => !matches!(self, Self::Refused(..) | Self::Row(_) | Self::Dropped),
+        }
     }
 
-    /// Whether a write may have taken effect, or may yet.
+    /// Whether a write that ended like this may have taken effect, or may yet.
     pub(super) fn leaves_doubt(&self) -> bool {
         matches!(self, Self::Broken(_) | Self::Silent)
     }
 
-    /// Whether the connection can be used again.
+    /// Whether the connection can be used again. One to a server that has become read-only cannot:
+    /// another may lead to the one that took its place.
     pub(super) fn spares_the_connection(&self) -> bool {
-        matches!(self, Self::Conflict(_) | Self::Refused(..))
+        match self {
+            Self::Refused(why, _) => *why != READ_ONLY,
+            _ => matches!(self, Self::Conflict(_)),
+        }
     }
 
     /// The error for everybody whose request went down with the same fault.
@@ -80,10 +96,30 @@ impl StdError for Failed {
     }
 }
 
+/// The fault behind an error.
+fn fault(error: &Error) -> Option<&Fault> {
+    let Error::Unavailable { source: Some(source), .. } = error else { return None };
+    Some(&source.downcast_ref::<Failed>()?.0)
+}
+
 /// Whether a request may succeed if it is sent again.
 pub(super) fn may_pass(error: &Error) -> bool {
-    matches!(error, Error::Unavailable { source: Some(source), .. }
-        if source.downcast_ref::<Failed>().is_some_and(|failed| failed.0.may_pass()))
+    fault(error).is_some_and(Fault::may_pass)
+}
+
+/// What to say of a request that is not sent again: where it may have taken effect, that this is not
+/// known. Whatever it did or does yet is over `within` this time.
+pub(super) fn unknown(
+    name: &Name,
+    operation: &'static str,
+    within: Duration,
+) -> impl FnOnce(Error) -> Error {
+    move |error| match fault(&error) {
+        Some(Fault::InDoubt(_)) => {
+            Error::Unknown { name: name.clone(), operation, within, source: error.into() }
+        }
+        _ => error,
+    }
 }
 
 pub(super) const NO_TABLES: &str =

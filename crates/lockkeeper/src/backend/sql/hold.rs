@@ -29,7 +29,7 @@ pub(super) struct SqlHold<D: Dialect> {
     pub(super) expires: Instant,
     pub(super) loss: Loss,
     /// The row as it was left, while there was nothing but this hold in it.
-    pub(super) left: Mutex<Option<(Known, Stored)>>,
+    pub(super) left: Mutex<Option<(Known, Arc<Stored>)>>,
 }
 
 #[async_trait]
@@ -64,14 +64,13 @@ impl<D: Dialect> Hold for SqlHold<D> {
 
     async fn renew(self: Arc<Self>, ttl: Duration) -> Result<Renewal> {
         let id = self.id;
-        let renewed = self.store.change(&self.key, Guess::Nothing, move |stored, world, _| {
-            let renewed = stored.model.renew(id, Some(ttl), world);
-            Some(renewed.map(|_| stored.model.is_only(id).then(|| stored.clone())))
+        let renewed = self.store.change_soon(&self.key, Guess::Nothing, move |stored, world, _| {
+            Some(stored.model.renew(id, Some(ttl), world))
         });
         let (renewed, after) = renewed.await?;
         Ok(match renewed {
-            Ok(alone) => {
-                *self.left.lock() = after.known.zip(alone);
+            Ok(_) => {
+                *self.left.lock() = after.alone(id);
                 Renewal::Held(Some(after.sent + ttl))
             }
             Err(cause) => Renewal::Lost(cause),
@@ -80,9 +79,10 @@ impl<D: Dialect> Hold for SqlHold<D> {
 
     async fn downgrade(self: Arc<Self>) -> Result<Renewal> {
         let id = self.id;
-        let downgraded = self.store.change(&self.key, Guess::Nothing, move |stored, world, _| {
-            Some(stored.model.downgrade(id, world))
-        });
+        let downgraded =
+            self.store.change_soon(&self.key, Guess::Nothing, move |stored, world, _| {
+                Some(stored.model.downgrade(id, world))
+            });
         let (downgraded, after) = downgraded.await?;
         let here = |expires: Instant| after.sent + expires.since(after.now);
         Ok(downgraded.map_or_else(Renewal::Lost, |expires| Renewal::Held(expires.map(here))))
@@ -109,7 +109,12 @@ impl<D: Dialect> Hold for SqlHold<D> {
                 held => Some(held),
             }
         });
-        Ok(if released.await?.0 { Release::Released } else { Release::NotHeld })
+        let released = released.await?.0;
+        if self.store.is_in_doubt(&self.key) {
+            // The request may have been sent twice, and the first one may yet arrive.
+            self.store.undo(&self.key, id, Instant::now());
+        }
+        Ok(if released { Release::Released } else { Release::NotHeld })
     }
 }
 

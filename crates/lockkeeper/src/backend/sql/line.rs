@@ -70,7 +70,7 @@ pub(super) struct Membership {
 
 impl Membership {
     /// It has just asked for its place by itself, like this, and knows when something expires.
-    pub(super) fn placed(&self, ask: Ask<ClientId>, after: After, expiry: Option<Instant>) {
+    pub(super) fn placed(&self, ask: Ask<ClientId>, after: &After, expiry: Option<Instant>) {
         self.line.members.lock().insert(self.id, Some(Member { ask, placed: after.sent }));
         *self.line.expiry.lock() = Some(after.here(expiry));
         self.line.joined.notify_one();

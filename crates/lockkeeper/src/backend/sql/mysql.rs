@@ -8,7 +8,9 @@ use std::sync::Weak;
 use sqlx::mysql::{MySqlConnectOptions, MySqlConnection, MySqlRow, MySqlSslMode};
 use sqlx::{AssertSqlSafe, ConnectOptions, Row};
 
-use super::dialect::{Dialect, Inserted, Message, SPARED, hex};
+use super::dialect::{
+    Dialect, Inserted, LOCK_TIME, Message, PURGED_AT_ONCE, SPARED, When, hash, hex,
+};
 use super::fault::{Fault, NO_RIGHTS, NO_TABLES, READ_ONLY};
 use super::hub::Hub;
 use super::pool::Pool;
@@ -19,6 +21,9 @@ use crate::url::SqlOptions;
 
 /// µs since 1970. In UTC: local time has an hour twice when the clocks are put back.
 const NOW: &str = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))";
+
+/// How many rows `lockkeeper_turns` has.
+const TURNS: u32 = 1024;
 
 /// A MySQL or MariaDB server. The options have the password: they are never shown.
 pub(super) struct MySql {
@@ -88,12 +93,20 @@ impl Dialect for MySql {
     type Connection = MySqlConnection;
 
     async fn connect(&self) -> Result<MySqlConnection, sqlx::Error> {
-        self.options.connect().await
+        let mut connection = self.options.connect().await?;
+        // What we rely on, whatever is usual at this server.
+        let sql = format!(
+            "SET autocommit = 1, sql_mode = 'STRICT_ALL_TABLES', \
+             innodb_lock_wait_timeout = {LOCK_TIME}, lock_wait_timeout = {LOCK_TIME}"
+        );
+        execute(&mut connection, sql).await?;
+        Ok(connection)
     }
 
-    async fn version(connection: &mut MySqlConnection) -> Result<u64, sqlx::Error> {
-        let found = sqlx::raw_sql("SELECT version FROM lockkeeper_meta").fetch_one(connection);
-        number(&found.await?, 0)
+    async fn version(connection: &mut MySqlConnection) -> Result<(u64, u64), sqlx::Error> {
+        let sql = format!("SELECT version, {NOW} FROM lockkeeper_meta");
+        let found = sqlx::raw_sql(AssertSqlSafe(sql)).fetch_one(connection).await?;
+        Ok((number(&found, 0)?, number(&found, 1)?))
     }
 
     async fn init(connection: &mut MySqlConnection) -> Result<(), sqlx::Error> {
@@ -130,17 +143,24 @@ impl Dialect for MySql {
         connection: &mut MySqlConnection,
         key: &[u8],
         Written { token, ends, state }: &Written,
+        too_late: u64,
     ) -> Result<Inserted, sqlx::Error> {
         // Not INSERT IGNORE, which also ignores what it should not, and cuts what is too long.
-        let (name, state) = (binary(key), binary(state));
+        // The inner query comes first: the turn of this insert, then its epoch. A token that is null,
+        // because it is too late, is refused.
+        let (name, state, turn) = (binary(key), binary(state), hash(key) % TURNS);
         let sql = format!(
             "INSERT INTO lockkeeper_names (name, version, clock, token, ends, state) \
-             VALUES ({name}, 1, {NOW}, {token}, {NOW} + {ends}, {state})"
+             VALUES ({name}, (SELECT 1 FROM lockkeeper_turns WHERE turn = {turn} FOR UPDATE), \
+             {NOW}, IF({NOW} < {too_late}, {token}, NULL), {NOW} + {ends}, {state})"
         );
         match sqlx::raw_sql(AssertSqlSafe(sql)).execute(connection).await {
             Ok(done) => Ok(Inserted::Done(done.last_insert_id())),
-            Err(error) if code(&error) == Some(1062) => Ok(Inserted::Taken(None)),
-            Err(error) => Err(error),
+            Err(error) => match code(&error) {
+                Some(1062) => Ok(Inserted::Taken(None)),
+                Some(1048) if error.to_string().contains("'token'") => Ok(Inserted::Taken(None)),
+                _ => Err(error),
+            },
         }
     }
 
@@ -149,13 +169,13 @@ impl Dialect for MySql {
         key: &[u8],
         known: Known,
         Written { token, ends, state }: &Written,
-        _present: &[ClientId],
+        When { too_late, .. }: When<'_>,
         _messages: &[Message],
     ) -> Result<bool, sqlx::Error> {
         let (state, is_known) = (binary(state), is_known(key, known));
         let sql = format!(
             "UPDATE lockkeeper_names SET version = version + 1, clock = NULL, token = {token}, \
-             ends = {ends}, state = {state} WHERE {is_known}"
+             ends = {ends}, state = {state} WHERE {is_known} AND {NOW} < {too_late}"
         );
         execute(connection, sql).await
     }
@@ -174,11 +194,12 @@ impl Dialect for MySql {
         Written { token, ends, state }: &Written,
     ) -> Result<bool, sqlx::Error> {
         let (state, is_known) = (binary(state), is_known(key, known));
-        // A row that is replaced draws another epoch, which no update can.
+        // A row that is replaced draws another epoch, which no update can. Read for update: or it could
+        // be changed between being read and being replaced.
         let sql = format!(
             "REPLACE INTO lockkeeper_names (name, version, clock, token, ends, state) \
              SELECT name, version + 1, NULL, {token}, {ends}, {state} \
-             FROM lockkeeper_names WHERE {is_known}"
+             FROM lockkeeper_names WHERE {is_known} FOR UPDATE"
         );
         execute(connection, sql).await
     }
@@ -201,7 +222,8 @@ impl Dialect for MySql {
     }
 
     async fn count_eviction(connection: &mut MySqlConnection) -> Result<(), sqlx::Error> {
-        let sql = "UPDATE lockkeeper_meta SET evictions = evictions + 1";
+        // By its key: some servers refuse it otherwise.
+        let sql = "UPDATE lockkeeper_meta SET evictions = evictions + 1 WHERE one = TRUE";
         execute(connection, sql.to_owned()).await.map(drop)
     }
 
@@ -217,9 +239,19 @@ impl Dialect for MySql {
         rows.iter().map(|row| row.try_get(0)).collect()
     }
 
-    async fn purge(connection: &mut MySqlConnection) -> Result<(), sqlx::Error> {
-        let sql = format!("DELETE FROM lockkeeper_names WHERE ends < {NOW} - {SPARED}");
-        execute(connection, sql).await.map(drop)
+    async fn expired(
+        connection: &mut MySqlConnection,
+    ) -> Result<Vec<(Vec<u8>, Known)>, sqlx::Error> {
+        let sql = format!(
+            "SELECT name, epoch, version FROM lockkeeper_names \
+             WHERE ends < {NOW} - {SPARED} LIMIT {PURGED_AT_ONCE}"
+        );
+        let rows = sqlx::raw_sql(AssertSqlSafe(sql)).fetch_all(connection).await?;
+        let expired = rows.iter().map(|row| {
+            let known = Known { epoch: number(row, 1)?, version: number(row, 2)? };
+            Ok((row.try_get(0)?, known))
+        });
+        expired.collect()
     }
 
     fn fault(error: sqlx::Error) -> Fault {
@@ -236,9 +268,11 @@ impl Dialect for MySql {
             };
         };
         match code {
-            // Deadlock, which a failed certification in Galera calls itself too; lock wait time-out;
-            // changed since it was read.
-            1213 | 1205 | 1020 => Fault::Conflict(error),
+            // Deadlock, which a failed certification in Galera calls itself too; in a group; lock wait
+            // time-out; changed since it was read.
+            1213 | 3101 | 1205 | 1020 => Fault::Conflict(error),
+            // An error during the commit: who knows.
+            1180 => Fault::Broken(error),
             1317 | 1969 | 3024 => Fault::Later("the server ended the statement", error),
             1040 | 1203 | 1226 => {
                 Fault::Later("the server has no connection left (max_connections)", error)
@@ -246,7 +280,7 @@ impl Dialect for MySql {
             1047 => Fault::Later("the node is not part of its cluster now", error),
             // Shutting down; killed.
             1053 | 1927 => Fault::Broken(error),
-            1146 | 1054 => Fault::Refused(NO_TABLES, error),
+            1146 | 1054 | 1048 => Fault::Refused(NO_TABLES, error),
             1142 | 1143 | 1227 | 1370 => Fault::Refused(NO_RIGHTS, error),
             1290 | 1836 | 1792 => Fault::Refused(READ_ONLY, error),
             1045 | 1698 => Fault::Refused(

@@ -9,7 +9,9 @@ use std::sync::Weak;
 use sqlx::postgres::{PgConnectOptions, PgConnection, PgRow, PgSslMode};
 use sqlx::{AssertSqlSafe, ConnectOptions, Row};
 
-use super::dialect::{Dialect, Inserted, Message, SPARED, hex, unhex};
+use super::dialect::{
+    Dialect, Inserted, LOCK_TIME, Message, PURGED_AT_ONCE, SPARED, When, hash, hex, unhex,
+};
 use super::fault::Fault;
 use super::hub::Hub;
 use super::listener;
@@ -21,6 +23,14 @@ use crate::url::SqlOptions;
 
 /// µs since 1970.
 const NOW: &str = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint";
+
+/// Joined to a write: in this transaction no lock is waited for for long.
+fn in_time() -> String {
+    format!("(SELECT set_config('lock_timeout', '{LOCK_TIME}s', true)) AS in_time")
+}
+
+/// The first number of the advisory locks that put inserts of one name in order.
+const TURNS: u32 = 0x6c6b_7072;
 
 /// What a session of ours was marked with.
 pub(super) const SESSION: &str = "SELECT current_setting('lockkeeper.session', true)";
@@ -156,9 +166,10 @@ impl Dialect for Postgres {
         self.options.connect().await
     }
 
-    async fn version(connection: &mut PgConnection) -> Result<u64, sqlx::Error> {
-        let found = sqlx::raw_sql("SELECT version FROM lockkeeper_meta").fetch_one(connection);
-        number(found.await?.try_get(0)?)
+    async fn version(connection: &mut PgConnection) -> Result<(u64, u64), sqlx::Error> {
+        let sql = format!("SELECT version, {NOW} FROM lockkeeper_meta");
+        let found = sqlx::raw_sql(AssertSqlSafe(sql)).fetch_one(connection).await?;
+        Ok((number(found.try_get(0)?)?, number(found.try_get(1)?)?))
     }
 
     async fn init(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
@@ -183,13 +194,19 @@ impl Dialect for Postgres {
         connection: &mut PgConnection,
         key: &[u8],
         Written { token, ends, state }: &Written,
+        too_late: u64,
     ) -> Result<Inserted, sqlx::Error> {
         // The row that is in the way comes with the same answer, unless it has just been made.
-        let (name, state) = (bytea(key), bytea(state));
+        // The inner query comes first: the turn of this insert, then its epoch. A lock that other
+        // names may share; with nobody but inserts that are under way at this moment.
+        let (name, state, turn) = (bytea(key), bytea(state), hash(key) >> 1);
         let sql = format!(
             "WITH taken AS (\
                INSERT INTO lockkeeper_names (name, version, clock, token, ends, state) \
-               VALUES ({name}, 1, {NOW}, {token}, {NOW} + {ends}, {state}) \
+               SELECT {name}, 1, {NOW}, {token}, {NOW} + {ends}, {state} \
+               FROM (SELECT set_config('lock_timeout', '{LOCK_TIME}s', true), \
+                     pg_advisory_xact_lock({TURNS}, {turn})) AS turn \
+               WHERE {NOW} < {too_late} \
                ON CONFLICT DO NOTHING RETURNING epoch) \
              SELECT epoch, 0::bigint, NULL::bigint, 0::bigint, NULL::text, 0::bigint FROM taken \
              UNION ALL SELECT epoch, version, clock, token, encode(state, 'hex'), {NOW} \
@@ -209,13 +226,16 @@ impl Dialect for Postgres {
         key: &[u8],
         known: Known,
         row: &Written,
-        present: &[ClientId],
+        When { too_late, present }: When<'_>,
         messages: &[Message],
     ) -> Result<bool, sqlx::Error> {
-        let (set, is_known) = (set(row), is_known(key, known));
+        let (set, is_known, in_time) = (set(row), is_known(key, known), in_time());
         let present: String =
             present.iter().map(|client| format!(" AND NOT {}", is_absent(*client))).collect();
-        let sql = format!("UPDATE lockkeeper_names SET {set} WHERE {is_known}{present}");
+        let sql = format!(
+            "UPDATE lockkeeper_names SET {set} FROM {in_time} \
+             WHERE {is_known} AND {NOW} < {too_late}{present}"
+        );
         change(connection, sql, messages).await
     }
 
@@ -228,12 +248,8 @@ impl Dialect for Postgres {
         let row = sqlx::raw_sql(AssertSqlSafe(sql)).fetch_one(connection).await?;
         let absent: String = row.try_get(0)?;
         let absent = absent.trim_matches(['{', '}']).split(',').map(|absent| absent == "t");
-        Ok(clients
-            .iter()
-            .zip(absent)
-            .filter(|(_, absent)| *absent)
-            .map(|(client, _)| *client)
-            .collect())
+        let found = clients.iter().zip(absent).filter(|(_, absent)| *absent);
+        Ok(found.map(|(client, _)| *client).collect())
     }
 
     async fn renumber(
@@ -242,8 +258,10 @@ impl Dialect for Postgres {
         known: Known,
         row: &Written,
     ) -> Result<bool, sqlx::Error> {
-        let (set, is_known) = (set(row), is_known(key, known));
-        let sql = format!("UPDATE lockkeeper_names SET epoch = DEFAULT, {set} WHERE {is_known}");
+        let (set, is_known, in_time) = (set(row), is_known(key, known), in_time());
+        let sql = format!(
+            "UPDATE lockkeeper_names SET epoch = DEFAULT, {set} FROM {in_time} WHERE {is_known}"
+        );
         execute(connection, sql).await
     }
 
@@ -254,8 +272,13 @@ impl Dialect for Postgres {
         alive: bool,
         messages: &[Message],
     ) -> Result<bool, sqlx::Error> {
-        let alive = if alive { format!(" AND ends > {NOW}") } else { String::new() };
-        let sql = format!("DELETE FROM lockkeeper_names WHERE {}{alive}", is_known(key, known));
+        // The quick way, and harmless however late: nothing but the row of this hold can be deleted.
+        let (rest, alive) = match alive {
+            true => (String::new(), format!(" AND ends > {NOW}")),
+            false => (format!("USING {} ", in_time()), String::new()),
+        };
+        let is_known = is_known(key, known);
+        let sql = format!("DELETE FROM lockkeeper_names {rest}WHERE {is_known}{alive}");
         change(connection, sql, messages).await
     }
 
@@ -265,8 +288,11 @@ impl Dialect for Postgres {
     }
 
     async fn count_eviction(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
-        let sql = "UPDATE lockkeeper_meta SET evictions = evictions + 1";
-        execute(connection, sql.to_owned()).await.map(drop)
+        let in_time = in_time();
+        let sql = format!(
+            "UPDATE lockkeeper_meta SET evictions = evictions + 1 FROM {in_time} WHERE one"
+        );
+        execute(connection, sql).await.map(drop)
     }
 
     async fn keys(
@@ -284,9 +310,18 @@ impl Dialect for Postgres {
             .collect()
     }
 
-    async fn purge(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
-        let sql = format!("DELETE FROM lockkeeper_names WHERE ends < {NOW} - {SPARED}");
-        execute(connection, sql).await.map(drop)
+    async fn expired(connection: &mut PgConnection) -> Result<Vec<(Vec<u8>, Known)>, sqlx::Error> {
+        let sql = format!(
+            "SELECT encode(name, 'hex'), epoch, version FROM lockkeeper_names \
+             WHERE ends < {NOW} - {SPARED} LIMIT {PURGED_AT_ONCE}"
+        );
+        let rows = sqlx::raw_sql(AssertSqlSafe(sql)).fetch_all(connection).await?;
+        let expired = rows.iter().map(|row| {
+            let name = unhex(row.try_get(0)?).ok_or_else(|| strange("not hexadecimal"))?;
+            let (epoch, version) = (number(row.try_get(1)?)?, number(row.try_get(2)?)?);
+            Ok((name, Known { epoch, version }))
+        });
+        expired.collect()
     }
 
     fn fault(error: sqlx::Error) -> Fault {
@@ -312,7 +347,8 @@ impl Dialect for Postgres {
             code if code.starts_with("53") || code.starts_with("58") => {
                 Fault::Later("the server is out of something", error)
             }
-            code if code.starts_with("08") => Fault::Broken(error),
+            // Also "statement completion unknown".
+            code if code.starts_with("08") || code == "40003" => Fault::Broken(error),
             _ => Fault::Refused("the server refused a statement", error),
         }
     }

@@ -20,8 +20,10 @@ use crate::owner::RequestId;
 
 /// The tokens of one epoch. They stay below 2^53 until half a billion million rows were made.
 const EPOCH: u64 = 1 << 14;
-/// How many count-downs of a latch are remembered in case one of them is sent again.
-const COUNTED: usize = 32;
+/// More are not granted at once: they must fit into one epoch.
+pub(super) const MOST_TOKENS: u32 = 8000;
+/// How long a count-down of a latch is remembered in case it is sent again.
+const COUNTED: Duration = Duration::from_secs(60);
 
 /// A client of ours, where the model speaks of parties.
 pub(super) type ClientId = u64;
@@ -48,28 +50,43 @@ pub(super) struct Known {
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Stored {
     pub(super) model: NameState,
-    /// Who has counted a latch down: a request that is sent again does not count twice.
+    /// Who has counted a latch down, and when: a request that is sent again does not count twice.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    counted: Vec<RequestId>,
+    counted: Vec<(RequestId, Instant)>,
+    /// Which closing of a latch this is: one that is closed again is another.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub(super) closing: u64,
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde wants it so")]
+fn is_zero(number: &u64) -> bool {
+    *number == 0
 }
 
 impl Stored {
     /// Whether this count-down is here already. If not, it is from now on.
-    pub(super) fn has_counted(&mut self, id: RequestId) -> bool {
-        if self.counted.contains(&id) {
+    pub(super) fn has_counted(&mut self, id: RequestId, now: Instant) -> bool {
+        if self.counted.iter().any(|(counted, _)| *counted == id) {
             return true;
         }
-        let spare = (self.counted.len() + 1).saturating_sub(COUNTED);
-        self.counted.drain(..spare);
-        self.counted.push(id);
+        self.counted.retain(|(_, at)| *at + COUNTED > now);
+        self.counted.push((id, now));
         false
     }
 
+    /// Moves every time and every token on.
+    fn shift(&mut self, time: Duration, tokens: u64) {
+        self.model.shift(time, tokens);
+        for (_, at) in &mut self.counted {
+            *at = *at + time;
+        }
+    }
+
     pub(super) fn to_bytes(&self) -> Result<Vec<u8>, serde_json::Error> {
-        if self.model.is_latch() || self.counted.is_empty() {
+        if self.model.is_latch() || (self.counted.is_empty() && self.closing == 0) {
             return serde_json::to_vec(self);
         }
-        serde_json::to_vec(&Self { model: self.model.clone(), counted: Vec::new() })
+        serde_json::to_vec(&Self { model: self.model.clone(), ..Self::default() })
     }
 }
 
@@ -102,7 +119,7 @@ impl Loaded {
         let first = row.epoch * EPOCH;
         let counter = match row.clock {
             Some(clock) => {
-                stored.model.shift(Duration::from_micros(clock), first);
+                stored.shift(Duration::from_micros(clock), first);
                 first + row.token
             }
             None => row.token.max(first),
@@ -200,12 +217,14 @@ mod tests {
     #[test]
     fn count_downs_are_remembered_not_for_ever() {
         let mut stored = Stored::default();
-        let id = |number: usize| RequestId::from_bytes([u8::try_from(number).unwrap(); 16]);
-        assert!(!stored.has_counted(id(0)) && stored.has_counted(id(0)));
-        for number in 1..=COUNTED {
-            assert!(!stored.has_counted(id(number)));
+        let id = |number: u8| RequestId::from_bytes([number; 16]);
+        let at = |time: Duration| Instant::from_nanos(7) + time;
+        for number in 0..200 {
+            assert!(!stored.has_counted(id(number), at(Duration::ZERO)));
+            assert!(stored.has_counted(id(number), at(Duration::ZERO)));
         }
-        assert!(!stored.has_counted(id(0)), "forgotten");
-        assert_eq!(stored.counted.len(), COUNTED);
+        assert!(stored.has_counted(id(0), at(COUNTED)), "however many there are");
+        assert!(!stored.has_counted(id(200), at(COUNTED)));
+        assert_eq!(stored.counted.len(), 1, "for so long");
     }
 }

@@ -9,10 +9,10 @@ use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
 use super::WAITER_LEASE;
-use super::dialect::{Dialect, Inserted};
-use super::fault::Fault;
+use super::dialect::{Dialect, Inserted, When};
+use super::fault::{Fault, READ_ONLY};
 use super::hub::{Hub, Key};
-use super::pool::{Pool, statement};
+use super::pool::{Lane, Pool, statement};
 use super::row::{ClientId, Known, Loaded, Stored, Written};
 use crate::clock::Instant;
 use crate::error::Result;
@@ -26,8 +26,14 @@ const TRIES: u32 = 60;
 const BREAKS: u32 = 6;
 /// The first and the longest pause before trying again.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(50));
-/// How long a write on a connection that was given up may still arrive.
-const DOUBT: Duration = Duration::from_secs(60);
+/// No new try after this.
+const STEP_TIME: Duration = Duration::from_secs(4);
+/// A write that reaches the server later than this does nothing.
+pub(super) const LATE: Duration = Duration::from_secs(10);
+/// How long a write on a connection that was given up may still take effect: it also waits for locks.
+const DOUBT: Duration = LATE.checked_add(Duration::from_secs(5)).unwrap();
+/// So many requests for one name are one step at most: their tokens must fit into one epoch.
+const AT_ONCE: usize = 1000;
 /// Between two tries to undo what a request left behind.
 const UNDO_PAUSE: Duration = Duration::from_millis(200);
 
@@ -37,20 +43,28 @@ pub(super) enum Guess {
     /// The name has no row.
     Absent,
     /// The row is as it was left.
-    Left(Known, Stored),
+    Left(Known, Arc<Stored>),
 }
 
 /// What is known after a step.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct After {
     /// From before the statement was sent that told the server's clock.
     pub(super) sent: Instant,
     /// That clock; the times of the state count by it.
     pub(super) now: Instant,
-    /// The row, if there is one.
-    pub(super) known: Option<Known>,
     /// How many statements it took.
     pub(super) statements: u32,
+    /// The row, if there is nothing but one hold in it.
+    sole: Option<(Known, Arc<Stored>)>,
+}
+
+impl After {
+    /// The row, if there is nothing in it but the hold of this request. Of the whole step: others who
+    /// were granted in it are not overlooked.
+    pub(super) fn alone(&self, id: RequestId) -> Option<(Known, Arc<Stored>)> {
+        self.sole.clone().filter(|(_, stored)| stored.model.is_only(id))
+    }
 }
 
 pub(super) struct Store<D: Dialect> {
@@ -60,16 +74,37 @@ pub(super) struct Store<D: Dialect> {
     desks: Mutex<HashMap<Key, Vec<Asked>>>,
     /// Names with a write whose outcome is not known, and since when.
     doubts: Mutex<HashMap<Key, Instant>>,
+    /// The server's clock in µs since 1970, and when we asked for it.
+    clock: Mutex<(u64, Instant)>,
     /// Names that were handed over, and will be looked at.
     handed_over: Mutex<HashSet<Key>>,
 }
 
-type Asked = (Box<dyn Job>, Guess);
+/// Something asked of a name.
+struct Asked {
+    job: Box<dyn Job>,
+    guess: Guess,
+    urgent: bool,
+}
 
 impl<D: Dialect> Store<D> {
-    pub(super) fn new(pool: Arc<Pool<D>>, hub: Arc<Hub>) -> Arc<Self> {
+    /// `clock`: the server's, and when we asked for it.
+    pub(super) fn new(pool: Arc<Pool<D>>, hub: Arc<Hub>, clock: (u64, Instant)) -> Arc<Self> {
         let (desks, doubts, handed_over) = Default::default();
-        Arc::new(Self { pool, hub, desks, doubts, handed_over })
+        Arc::new(Self { pool, hub, desks, doubts, clock: Mutex::new(clock), handed_over })
+    }
+
+    /// The server's, in µs since 1970, and when we asked for it.
+    pub(super) fn set_clock(&self, clock: (u64, Instant)) {
+        *self.clock.lock() = clock;
+    }
+
+    /// When a write that is sent now is too late, by the server's clock in µs since 1970. As the
+    /// server told it last: should it have been set since, the write does nothing and the clock is
+    /// asked for again.
+    fn too_late(&self) -> u64 {
+        let (now, asked) = *self.clock.lock();
+        now.saturating_add(micros(Instant::now().since(asked) + LATE))
     }
 
     /// Takes one step of the model on one name. Begun at once, and carried out even if nobody waits
@@ -88,15 +123,46 @@ impl<D: Dialect> Store<D> {
         T: Send + 'static,
         F: FnMut(&mut Stored, &mut World<'_, ClientId>, bool) -> Option<T> + Send + 'static,
     {
+        self.ask(key, guess, false, step)
+    }
+
+    /// The same for what must not come too late: it does not wait behind all others for a connection.
+    pub(super) fn change_soon<T, F>(
+        self: &Arc<Self>,
+        key: &Key,
+        guess: Guess,
+        step: F,
+    ) -> impl Future<Output = Result<(T, After)>> + use<T, F, D>
+    where
+        T: Send + 'static,
+        F: FnMut(&mut Stored, &mut World<'_, ClientId>, bool) -> Option<T> + Send + 'static,
+    {
+        self.ask(key, guess, true, step)
+    }
+
+    fn ask<T, F>(
+        self: &Arc<Self>,
+        key: &Key,
+        guess: Guess,
+        urgent: bool,
+        step: F,
+    ) -> impl Future<Output = Result<(T, After)>> + use<T, F, D>
+    where
+        T: Send + 'static,
+        F: FnMut(&mut Stored, &mut World<'_, ClientId>, bool) -> Option<T> + Send + 'static,
+    {
         let (reply, outcome) = oneshot::channel();
         let job: Box<dyn Job> = Box::new(Change { step, done: None, reply });
+        let asked = Asked { job, guess, urgent };
         let mut desks = self.desks.lock();
         if let Some(desk) = desks.get_mut(key) {
-            desk.push((job, guess));
+            desk.push(asked);
         } else {
             desks.insert(Arc::clone(key), Vec::new());
-            let (store, key) = (Arc::clone(self), Arc::clone(key));
-            self.hub.requests.runtime().spawn(store.work(key, vec![(job, guess)]));
+            // Not under the lock: where the runtime has ended this closes the desk at once.
+            drop(desks);
+            let desk = Desk { store: Arc::clone(self), key: Arc::clone(key), open: true };
+            self.hub.requests.runtime().spawn(desk.work(vec![asked]));
         }
         async {
             let outcome = outcome.await.unwrap_or(Err(Arc::new(Fault::Dropped)));
@@ -106,7 +172,7 @@ impl<D: Dialect> Store<D> {
 
     /// Gives up whatever a request has, a hold or a place: in line behind the request that it undoes,
     /// and tried again until that would have expired. One in doubt may still arrive, on a connection
-    /// that was given up: it is undone again and again for so long.
+    /// that was given up: it is undone again and again until it cannot any more.
     pub(super) fn undo(self: &Arc<Self>, key: &Key, id: RequestId, until: Instant) {
         let (store, key) = (Arc::clone(self), Arc::clone(key));
         let undo = {
@@ -125,9 +191,12 @@ impl<D: Dialect> Store<D> {
                 let done = undoing.await;
                 let again = match &done {
                     Ok(_) => store.is_in_doubt(&key),
-                    Err(error) => super::fault::may_pass(error),
+                    Err(error) => {
+                        let until_then = Instant::now() < until || store.is_in_doubt(&key);
+                        until_then && super::fault::may_pass(error)
+                    }
                 };
-                if !again || Instant::now() + pause > until {
+                if !again {
                     return;
                 }
                 tokio::time::sleep(pause).await;
@@ -165,36 +234,10 @@ impl<D: Dialect> Store<D> {
         doubts.insert(Arc::clone(key), now);
     }
 
-    fn is_in_doubt(&self, key: &Key) -> bool {
+    /// Whether a write on this name whose outcome was not known may yet take effect.
+    pub(super) fn is_in_doubt(&self, key: &Key) -> bool {
         let since = self.doubts.lock().get(key).copied();
         since.is_some_and(|since| Instant::now().since(since) < DOUBT)
-    }
-
-    /// Works until nobody asks for this name any more.
-    async fn work(self: Arc<Self>, key: Key, mut asked: Vec<Asked>) {
-        loop {
-            let (mut jobs, guesses): (Vec<_>, Vec<_>) = asked.into_iter().unzip();
-            let mut guesses = guesses.into_iter();
-            let guess = match (guesses.next(), guesses.next()) {
-                (Some(guess), None) => guess,
-                _ => Guess::Nothing,
-            };
-            let outcome = self.step(&key, &mut jobs, guess).await.map_err(Arc::new);
-            if outcome.as_ref().is_err_and(|fault| fault.leaves_doubt()) {
-                self.doubt(&key);
-            }
-            for job in jobs {
-                job.finish(outcome.clone());
-            }
-            let mut desks = self.desks.lock();
-            match desks.get_mut(&key) {
-                Some(more) if !more.is_empty() => asked = std::mem::take(more),
-                _ => {
-                    desks.remove(&key);
-                    return;
-                }
-            }
-        }
     }
 
     /// Takes the step, again and again while others are faster.
@@ -202,30 +245,52 @@ impl<D: Dialect> Store<D> {
         self: &Arc<Self>,
         key: &Key,
         jobs: &mut [Box<dyn Job>],
+        urgent: bool,
         guess: Guess,
     ) -> Result<After, Fault> {
-        let mut attempt =
-            Attempt { key, jobs, again: false, writing: false, statements: 0, absent: vec![] };
-        let mut guess = Some(guess);
+        let mut attempt = Attempt {
+            key,
+            jobs,
+            urgent,
+            again: false,
+            writing: false,
+            statements: 0,
+            absent: vec![],
+        };
+        let (mut guess, since) = (Some(guess), Instant::now());
         let (mut tries, mut breaks) = (0, 0);
         loop {
             let guess = guess.take().unwrap_or(Guess::Nothing);
             attempt.writing = false;
-            match attempt.make(self, guess).await {
+            let fault = match attempt.make(self, guess).await {
                 Ok(Some(after)) => return Ok(after),
-                Ok(None) | Err(Fault::Conflict(_)) => tries += 1,
-                Err(fault @ Fault::Broken(_)) if breaks == BREAKS => return Err(fault),
-                Err(Fault::Broken(_)) => {
-                    breaks += 1;
-                    if attempt.writing {
-                        attempt.again = true;
-                        self.doubt(key);
-                    }
-                }
-                Err(fault) => return Err(fault),
+                Ok(None) => None,
+                Err(fault) => Some(fault),
+            };
+            if attempt.writing && fault.as_ref().is_some_and(Fault::leaves_doubt) {
+                attempt.again = true;
+                self.doubt(key);
             }
-            if tries == TRIES {
-                return Err(Fault::Contended);
+            let fault = match fault {
+                None | Some(Fault::Conflict(_)) if tries < TRIES => {
+                    tries += 1;
+                    None
+                }
+                None | Some(Fault::Conflict(_)) => Some(Fault::Contended),
+                // By another connection: where one is read-only, that may lead to another server.
+                Some(Fault::Broken(_) | Fault::Unreachable(_) | Fault::Refused(READ_ONLY, _))
+                    if breaks < BREAKS =>
+                {
+                    breaks += 1;
+                    None
+                }
+                fault => fault,
+            };
+            let is_over = Instant::now().since(since) > STEP_TIME;
+            match fault.or(is_over.then_some(Fault::Contended)) {
+                None => {}
+                Some(fault) if attempt.again => return Err(Fault::InDoubt(Some(fault.into()))),
+                Some(fault) => return Err(fault),
             }
             // A pause at random: the others do not try again at the same moment.
             let longest = (PAUSE.0 * (1 << (tries + breaks).min(10))).min(PAUSE.1);
@@ -235,10 +300,64 @@ impl<D: Dialect> Store<D> {
     }
 }
 
+/// Where all is done that is asked of one name. Closed when dropped: whoever waits then learns that
+/// nobody works on it, and the next to come opens another.
+struct Desk<D: Dialect> {
+    store: Arc<Store<D>>,
+    key: Key,
+    open: bool,
+}
+
+impl<D: Dialect> Desk<D> {
+    /// Works until nobody asks for this name any more.
+    async fn work(mut self, mut asked: Vec<Asked>) {
+        loop {
+            let urgent = asked.iter().any(|asked| asked.urgent);
+            let (mut jobs, guesses): (Vec<_>, Vec<_>) =
+                asked.into_iter().map(|asked| (asked.job, asked.guess)).unzip();
+            let mut guesses = guesses.into_iter();
+            let guess = match (guesses.next(), guesses.next()) {
+                (Some(guess), None) => guess,
+                _ => Guess::Nothing,
+            };
+            let step = self.store.step(&self.key, &mut jobs, urgent, guess);
+            let outcome = step.await.map_err(Arc::new);
+            for job in jobs {
+                job.finish(outcome.clone());
+            }
+            let Some(more) = self.next() else { return };
+            asked = more;
+        }
+    }
+
+    /// What was asked meanwhile.
+    fn next(&mut self) -> Option<Vec<Asked>> {
+        let mut desks = self.store.desks.lock();
+        match desks.get_mut(&self.key) {
+            Some(more) if !more.is_empty() => Some(more.drain(..more.len().min(AT_ONCE)).collect()),
+            _ => {
+                desks.remove(&self.key);
+                self.open = false;
+                None
+            }
+        }
+    }
+}
+
+impl<D: Dialect> Drop for Desk<D> {
+    fn drop(&mut self) {
+        if self.open {
+            let left = self.store.desks.lock().remove(&self.key);
+            drop(left);
+        }
+    }
+}
+
 /// One step under way.
 struct Attempt<'a> {
     key: &'a Key,
     jobs: &'a mut [Box<dyn Job>],
+    urgent: bool,
     /// A write may have taken effect although its answer was lost.
     again: bool,
     /// A write is under way.
@@ -255,29 +374,31 @@ impl Attempt<'_> {
         store: &Arc<Store<D>>,
         guess: Guess,
     ) -> Result<Option<After>, Fault> {
-        let (pool, key) = (&store.pool, self.key);
+        let (pool, key) = (self.lane(store), self.key);
         let sent = Instant::now();
         let (mut loaded, left) = match guess {
             Guess::Left(known, stored) => {
+                let stored = Stored::clone(&stored);
                 (Loaded { known: Some(known), stored, ..Loaded::absent(0) }, true)
             }
             Guess::Absent => {
                 let (after, _, _) = self.run(&Loaded::absent(0));
                 if after.stored.model.is_idle() {
                     // Nothing to insert: whether there is a row is still to be seen.
-                    (self.load(pool).await?, false)
+                    (self.load(store).await?, false)
                 } else {
                     (Loaded::absent(0), false)
                 }
             }
-            Guess::Nothing => (self.load(pool).await?, false),
+            Guess::Nothing => (self.load(store).await?, false),
         };
         if loaded.known.is_none() {
             match self.insert(store, &loaded).await? {
-                Insertion::Done(known) => {
-                    let now = known.map_or(loaded.now, |_| Loaded::absent(0).now);
+                Insertion::Done(made) => {
+                    let now = made.as_ref().map_or(loaded.now, |_| Loaded::absent(0).now);
+                    let sole = made.and_then(|(known, after)| sole(Some(known), after.stored));
                     let statements = self.statements;
-                    return Ok(Some(After { sent, now, known, statements }));
+                    return Ok(Some(After { sent, now, statements, sole }));
                 }
                 Insertion::Taken(Some(taken)) => loaded = taken,
                 Insertion::Taken(None) => return Ok(None),
@@ -304,15 +425,12 @@ impl Attempt<'_> {
             let row = Written::new(after.counter, &after.stored)?;
             let mut present = store.hub.to_be_present(&loaded.stored.model, &news);
             present.retain(|client| !self.absent.contains(client));
+            let when = When { too_late: micros_of(loaded.now + LATE), present: &present };
             self.writes();
-            let done = statement!(pool, update, key, known, &row, &present, &messages)?;
+            let done = statement!(pool, update, key, known, &row, when, &messages)?;
             if !done && !present.is_empty() {
                 self.writing = false;
-                self.statements += 1;
-                // All of them: one lease for all who are gone, not one for each.
-                let waiting: Vec<_> =
-                    loaded.stored.model.present().map(|(client, _)| *client).collect();
-                self.absent = statement!(pool, absent, &waiting)?;
+                self.absent = self.absent(store, &loaded).await?;
             }
             done
         } else {
@@ -330,12 +448,29 @@ impl Attempt<'_> {
             store.see_to(key);
         }
         let (now, statements) = (loaded.now, self.statements);
-        Ok(Some(After { sent, now, known: now_known, statements }))
+        Ok(Some(After { sent, now, statements, sole: sole(now_known, after.stored) }))
     }
 
-    async fn load<D: Dialect>(&mut self, pool: &Pool<D>) -> Result<Loaded, Fault> {
+    fn lane<'p, D: Dialect>(&self, store: &'p Store<D>) -> Lane<'p, D> {
+        Lane { pool: &store.pool, urgent: self.urgent }
+    }
+
+    /// Those who wait and are not there. All of them: one lease for all who are gone, not one for each.
+    async fn absent<D: Dialect>(
+        &mut self,
+        store: &Store<D>,
+        loaded: &Loaded,
+    ) -> Result<Vec<ClientId>, Fault> {
         self.statements += 1;
-        let (now, row) = statement!(pool, load, self.key)?;
+        let waiting: Vec<_> = loaded.stored.model.present().map(|(client, _)| *client).collect();
+        statement!(self.lane(store), absent, &waiting)
+    }
+
+    async fn load<D: Dialect>(&mut self, store: &Store<D>) -> Result<Loaded, Fault> {
+        self.statements += 1;
+        let sent = Instant::now();
+        let (now, row) = statement!(self.lane(store), load, self.key)?;
+        store.set_clock((now, sent));
         Ok(Loaded::read(now, row)?)
     }
 
@@ -345,7 +480,7 @@ impl Attempt<'_> {
         store: &Store<D>,
         loaded: &Loaded,
     ) -> Result<Insertion, Fault> {
-        let (pool, key) = (&store.pool, self.key);
+        let (pool, key) = (self.lane(store), self.key);
         let (after, _, _) = self.run(loaded);
         // A token that was issued and is not remembered has to be larger than those before all the
         // same: the row, which nobody needs, draws its epoch.
@@ -356,11 +491,11 @@ impl Attempt<'_> {
         let (after, _, _) = self.run(&Loaded::absent(0));
         let row = Written::new(after.counter, &after.stored)?;
         self.writes();
-        match statement!(pool, insert, key, &row)? {
+        match statement!(pool, insert, key, &row, store.too_late())? {
             Inserted::Done(epoch) => {
-                let (_, news, opened) = self.run(&Loaded::absent(epoch));
+                let (after, news, opened) = self.run(&Loaded::absent(epoch));
                 store.hub.tell(key, &news, opened);
-                Ok(Insertion::Done(Some(Known { epoch, version: 1 })))
+                Ok(Insertion::Done(Some((Known { epoch, version: 1 }, after))))
             }
             Inserted::Taken(row) => {
                 self.writing = false;
@@ -407,9 +542,25 @@ impl Attempt<'_> {
     }
 }
 
+/// The row, if there is nothing but one hold in it.
+fn sole(known: Option<Known>, stored: Stored) -> Option<(Known, Arc<Stored>)> {
+    let id = stored.model.held_by().next()?;
+    let alone = known.filter(|_| stored.model.is_only(id))?;
+    Some((alone, Arc::new(stored)))
+}
+
+fn micros(duration: Duration) -> u64 {
+    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
+}
+
+/// A moment of the server's clock in µs since 1970.
+fn micros_of(at: Instant) -> u64 {
+    at.as_nanos() / 1000
+}
+
 enum Insertion {
-    /// The row that was made, if any had to be.
-    Done(Option<Known>),
+    /// The row that was made, if any had to be, and what is in it.
+    Done(Option<(Known, Loaded)>),
     /// There is a row.
     Taken(Option<Loaded>),
 }
@@ -437,7 +588,7 @@ where
 
     fn finish(self: Box<Self>, outcome: Result<After, Arc<Fault>>) {
         let Self { done, reply, .. } = *self;
-        let in_doubt = || Arc::new(Fault::InDoubt);
+        let in_doubt = || Arc::new(Fault::InDoubt(None));
         let result = outcome.and_then(|after| Ok((done.ok_or_else(in_doubt)?, after)));
         // Nobody waits any more: then it was undone, or will be by the next job in line.
         let _ = reply.send(result);
