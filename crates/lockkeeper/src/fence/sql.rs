@@ -43,6 +43,7 @@
 //!
 //! ```no_run
 //! # #[cfg(feature = "mysql")]
+//! # #[allow(dead_code)]
 //! # async fn move_all(guard: &lockkeeper::Guard, connection: &mut lockkeeper::fence::sql::sqlx::MySqlConnection) -> Result<(), Box<dyn std::error::Error>> {
 //! use lockkeeper::fence::sql::Table;
 //! use lockkeeper::fence::sql::sqlx::{self, Connection, MySql};

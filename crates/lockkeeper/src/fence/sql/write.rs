@@ -229,6 +229,7 @@ impl<'t, DB: System> Write<'t, DB> {
     ///
     /// ```no_run
     /// # #[cfg(feature = "postgres")]
+    /// # #[allow(dead_code)]
     /// # async fn pay(token: lockkeeper::Token, connection: &mut lockkeeper::fence::sql::sqlx::PgConnection) -> lockkeeper::fence::Result<()> {
     /// # use lockkeeper::fence::sql::{Table, sqlx::Postgres};
     /// let accounts = Table::<Postgres>::new("accounts")?;
