@@ -43,6 +43,7 @@
 //!
 //! ```no_run
 //! # #[cfg(feature = "mysql")]
+//! # #[allow(dead_code)]
 //! # async fn move_all(guard: &lockkeeper::Guard, connection: &mut lockkeeper::fence::sql::sqlx::MySqlConnection) -> Result<(), Box<dyn std::error::Error>> {
 //! use lockkeeper::fence::sql::Table;
 //! use lockkeeper::fence::sql::sqlx::{self, Connection, MySql};
@@ -56,8 +57,8 @@
 //! # }
 //! ```
 //!
-//! Behind PgBouncer in transaction mode use a transaction always, and `statement_cache_capacity(0)`: what
-//! the driver prepares stays with a connection that is lent to others.
+//! Behind PgBouncer in transaction mode use a transaction always, and [`Table::unprepared`]: what the driver
+//! prepares stays with a connection that is lent to others.
 //!
 //! # Writers that forget
 //!
@@ -129,12 +130,14 @@ mod sealed {
         /// How many rows it matched.
         fn execute(
             sql: &mut QueryBuilder<Self>,
+            prepared: bool,
             connection: &mut Self::Connection,
         ) -> impl Future<Output = Result<u64, sqlx::Error>> + Send;
 
         /// One number of each row.
         fn numbers(
             sql: &mut QueryBuilder<Self>,
+            prepared: bool,
             connection: &mut Self::Connection,
         ) -> impl Future<Output = Result<Vec<Option<i64>>, sqlx::Error>> + Send;
 
@@ -161,6 +164,7 @@ pub struct Table<DB: System> {
     name: String,
     column: String,
     trigger: bool,
+    prepared: bool,
     system: PhantomData<fn() -> DB>,
 }
 
@@ -185,7 +189,8 @@ impl<DB: System> Table<DB> {
             Some((schema, name)) => (Some(identifier(schema)?), identifier(name)?),
             None => (None, identifier(name)?),
         };
-        Ok(Self { schema, name, column: "fence".into(), trigger: false, system: PhantomData })
+        let (column, trigger, prepared, system) = ("fence".into(), false, true, PhantomData);
+        Ok(Self { schema, name, column, trigger, prepared, system })
     }
 
     /// Has its fence in another column. With a trigger the token is then said in `COLUMN_by`.
@@ -202,6 +207,13 @@ impl<DB: System> Table<DB> {
     #[must_use]
     pub fn with_trigger(self) -> Self {
         Self { trigger: true, ..self }
+    }
+
+    /// Leaves no prepared statements in the session, for poolers that lend a connection for one
+    /// transaction: each write is prepared anew, which PostgreSQL needs one more round trip for.
+    #[must_use]
+    pub fn unprepared(self) -> Self {
+        Self { prepared: false, ..self }
     }
 
     /// Changes one row, or only raises its fence.

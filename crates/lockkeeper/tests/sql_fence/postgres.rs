@@ -31,12 +31,15 @@ async fn behind_a_pooler_transactions_are_fenced() {
     let direct = database.server.address().to_string();
     let url = database.url("here").replace(&direct, &pooler.address().to_string());
     let options = sqlx::postgres::PgConnectOptions::from_str(&url).unwrap();
-    let options = options.statement_cache_capacity(0).extra_float_digits(None);
+    let options = options.extra_float_digits(None);
+    let mut client = options.connect().await.unwrap();
+    accounts().remove_trigger(&mut client).await.unwrap();
+    accounts().install_trigger(&mut client).await.unwrap();
     let mut writers = Vec::new();
     for under in 1..=6_u64 {
         let mut client = options.connect().await.unwrap();
         writers.push(tokio::spawn(async move {
-            let table = accounts().with_trigger();
+            let table = accounts().with_trigger().unprepared();
             for _ in 0..10 {
                 let mut transaction = client.begin().await.unwrap();
                 match write(&table, under, 0).execute(&mut transaction).await {

@@ -148,16 +148,18 @@ impl Dialect for MySql {
     /// changed: writing the same again counts.
     async fn execute(
         sql: &mut QueryBuilder<Self>,
+        prepared: bool,
         connection: &mut MySqlConnection,
     ) -> Result<u64, sqlx::Error> {
-        Ok(sql.build().execute(connection).await?.rows_affected())
+        Ok(sql.build().persistent(prepared).execute(connection).await?.rows_affected())
     }
 
     async fn numbers(
         sql: &mut QueryBuilder<Self>,
+        prepared: bool,
         connection: &mut MySqlConnection,
     ) -> Result<Vec<Option<i64>>, sqlx::Error> {
-        sql.build_query_scalar().fetch_all(connection).await
+        sql.build_query_scalar().persistent(prepared).fetch_all(connection).await
     }
 
     async fn install(table: &Table<Self>, connection: &mut MySqlConnection) -> Result<()> {

@@ -49,7 +49,9 @@ fn failed(table: &Table<Postgres>, doing: &str, error: sqlx::Error) -> Error {
 async fn find(table: &Table<Postgres>, connection: &mut PgConnection) -> Result<String> {
     let ask = "SELECT c.relkind::text, c.relispartition, n.nspname::text FROM pg_class c \
                JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = to_regclass($1)";
-    let asked = sqlx::query(ask).bind(table.quoted()).fetch_optional(connection);
+    // Asked once: nothing of it is to stay in a session that may be lent to others.
+    let asked = sqlx::query(ask).persistent(false).bind(table.quoted());
+    let asked = asked.fetch_optional(connection);
     let looking = |error| failed(table, "looking for the table", error);
     let Some(row) = asked.await.map_err(looking)? else {
         return Err(Error::Invalid(format!("there is no table {table}, or not for this user")));
@@ -67,7 +69,8 @@ async fn check_columns(table: &Table<Postgres>, connection: &mut PgConnection) -
     let ask = "SELECT attname::text, atttypid::regtype::text FROM pg_attribute \
                WHERE attrelid = to_regclass($1) AND attname IN ($2, $3) AND NOT attisdropped \
                AND (atttypid <> 'bigint'::regtype OR attnotnull OR attgenerated <> '')";
-    let asked = sqlx::query(ask).bind(table.quoted()).bind(&table.column).bind(table.by());
+    let asked = sqlx::query(ask).persistent(false);
+    let asked = asked.bind(table.quoted()).bind(&table.column).bind(table.by());
     let looking = |error| failed(table, "looking at the columns", error);
     match asked.fetch_optional(connection).await.map_err(looking)? {
         None => Ok(()),
@@ -89,16 +92,18 @@ impl Dialect for Postgres {
 
     async fn execute(
         sql: &mut QueryBuilder<Self>,
+        prepared: bool,
         connection: &mut PgConnection,
     ) -> Result<u64, sqlx::Error> {
-        Ok(sql.build().execute(connection).await?.rows_affected())
+        Ok(sql.build().persistent(prepared).execute(connection).await?.rows_affected())
     }
 
     async fn numbers(
         sql: &mut QueryBuilder<Self>,
+        prepared: bool,
         connection: &mut PgConnection,
     ) -> Result<Vec<Option<i64>>, sqlx::Error> {
-        sql.build_query_scalar().fetch_all(connection).await
+        sql.build_query_scalar().persistent(prepared).fetch_all(connection).await
     }
 
     async fn install(table: &Table<Self>, connection: &mut PgConnection) -> Result<()> {
@@ -118,13 +123,15 @@ impl Dialect for Postgres {
     }
 
     async fn remove(table: &Table<Self>, connection: &mut PgConnection) -> Result<()> {
-        let schema = find(table, connection).await?;
+        let removing = |error| failed(table, "removing the trigger", error);
+        let mut transaction = connection.begin().await.map_err(removing)?;
+        let schema = find(table, &mut transaction).await?;
         let sql = format!(
             "DROP TRIGGER IF EXISTS lockkeeper_fence ON {}; DROP FUNCTION IF EXISTS {}()",
             table.quoted(),
             function(table, &schema)?
         );
-        let removed = sqlx::raw_sql(AssertSqlSafe(sql)).execute(connection).await;
-        removed.map(drop).map_err(|error| failed(table, "removing the trigger", error))
+        sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut *transaction).await.map_err(removing)?;
+        transaction.commit().await.map_err(removing)
     }
 }

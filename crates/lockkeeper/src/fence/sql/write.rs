@@ -150,7 +150,10 @@ impl<'t, DB: System> Parts<'t, DB> {
         connection: &mut DB::Connection,
     ) -> Result<()> {
         for _ in 0..TRIES {
-            match DB::execute(&mut build(), connection).await.map_err(|error| self.failed(error))? {
+            match DB::execute(&mut build(), self.table.prepared, connection)
+                .await
+                .map_err(|error| self.failed(error))?
+            {
                 1 => return Ok(()),
                 0 => {}
                 rows => return Err(Error::Ambiguous { resource: self.resource(), rows }),
@@ -173,7 +176,9 @@ impl<'t, DB: System> Parts<'t, DB> {
         ));
         self.push_key(&mut sql);
         sql.push(DB::AS_IT_IS);
-        let found = DB::numbers(&mut sql, connection).await.map_err(|error| self.failed(error))?;
+        let found = DB::numbers(&mut sql, self.table.prepared, connection)
+            .await
+            .map_err(|error| self.failed(error))?;
         let resource = self.resource();
         if found.is_empty() {
             return Ok(Some(Error::Missing { resource }));
@@ -224,6 +229,7 @@ impl<'t, DB: System> Write<'t, DB> {
     ///
     /// ```no_run
     /// # #[cfg(feature = "postgres")]
+    /// # #[allow(dead_code)]
     /// # async fn pay(token: lockkeeper::Token, connection: &mut lockkeeper::fence::sql::sqlx::PgConnection) -> lockkeeper::fence::Result<()> {
     /// # use lockkeeper::fence::sql::{Table, sqlx::Postgres};
     /// let accounts = Table::<Postgres>::new("accounts")?;
@@ -304,7 +310,9 @@ impl<'t, DB: System> Insert<'t, DB> {
         }
         DB::bind(&mut sql, token);
         sql.push(")");
-        DB::execute(&mut sql, connection).await.map_err(|error| self.parts.failed(error))?;
+        DB::execute(&mut sql, table.prepared, connection)
+            .await
+            .map_err(|error| self.parts.failed(error))?;
         Ok(())
     }
 }
