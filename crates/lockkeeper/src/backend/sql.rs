@@ -309,7 +309,7 @@ async fn purge<D: Dialect>(pool: &Pool<D>) -> Result<(), Fault> {
     loop {
         let (expired, mut deleted) = (statement!(pool, expired)?, false);
         for (key, known) in &expired {
-            match statement!(pool, delete, key, *known, false, &[]) {
+            match statement!(pool, delete, key, *known, false, &[], false) {
                 Ok(done) => deleted |= done,
                 Err(Fault::Conflict(_)) => {}
                 Err(fault) => return Err(fault),

@@ -36,11 +36,17 @@ pub(super) enum Inserted {
 }
 
 /// A kind of database. Each method that takes a connection is one statement, committed by itself.
+/// `prepared`: it may leave that statement behind in the session, to be sent faster the next time.
 pub(super) trait Dialect: Send + Sync + Sized + 'static {
     /// The scheme of its URL.
     const NAME: &'static str;
 
     type Connection: Send + 'static;
+
+    /// Whether sessions are known to be our own, so that statements can be prepared.
+    fn prepares(&self) -> bool {
+        false
+    }
 
     fn connect(&self) -> impl Future<Output = Result<Self::Connection, sqlx::Error>> + Send;
 
@@ -58,6 +64,7 @@ pub(super) trait Dialect: Send + Sync + Sized + 'static {
     fn load(
         connection: &mut Self::Connection,
         key: &[u8],
+        prepared: bool,
     ) -> impl Future<Output = Result<(u64, Option<RawRow>), sqlx::Error>> + Send;
 
     /// Makes the row, in version 1, unless there is one or the server's clock has come to `too_late`.
@@ -69,6 +76,7 @@ pub(super) trait Dialect: Send + Sync + Sized + 'static {
         key: &[u8],
         row: &Written,
         too_late: u64,
+        prepared: bool,
     ) -> impl Future<Output = Result<Inserted, sqlx::Error>> + Send;
 
     /// Writes the row if it is still the known one, and what else is needed is so; whether it did.
@@ -103,6 +111,7 @@ pub(super) trait Dialect: Send + Sync + Sized + 'static {
         known: Known,
         alive: bool,
         messages: &[Message],
+        prepared: bool,
     ) -> impl Future<Output = Result<bool, sqlx::Error>> + Send;
 
     /// How many evictions there were.

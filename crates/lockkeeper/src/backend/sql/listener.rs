@@ -90,7 +90,9 @@ async fn connect(
         let one = one.connect_lazy_with(pool.dialect.options.clone());
         let mut listener = PgListener::connect_with(&one).await.map_err(Postgres::fault)?;
         listener.eager_reconnect(false);
-        if shares_connections(&mut listener, &pool).await? {
+        let shares = shares_connections(&mut listener, &pool).await?;
+        pool.dialect.set_direct(!shares);
+        if shares {
             return Ok(None);
         }
         listener.listen_all([own.as_str(), LATCHES]).await.map_err(Postgres::fault)?;

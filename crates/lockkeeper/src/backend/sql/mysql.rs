@@ -117,6 +117,7 @@ impl Dialect for MySql {
     async fn load(
         connection: &mut MySqlConnection,
         key: &[u8],
+        _prepared: bool,
     ) -> Result<(u64, Option<RawRow>), sqlx::Error> {
         let sql = format!(
             "SELECT epoch, version, clock, token, state, {NOW} \
@@ -144,6 +145,7 @@ impl Dialect for MySql {
         key: &[u8],
         Written { token, ends, state }: &Written,
         too_late: u64,
+        _prepared: bool,
     ) -> Result<Inserted, sqlx::Error> {
         // Not INSERT IGNORE, which also ignores what it should not, and cuts what is too long.
         // The inner query comes first: the turn of this insert, then its epoch. A token that is null,
@@ -210,6 +212,7 @@ impl Dialect for MySql {
         known: Known,
         alive: bool,
         _messages: &[Message],
+        _prepared: bool,
     ) -> Result<bool, sqlx::Error> {
         let alive = if alive { format!(" AND ends > {NOW}") } else { String::new() };
         let sql = format!("DELETE FROM lockkeeper_names WHERE {}{alive}", is_known(key, known));

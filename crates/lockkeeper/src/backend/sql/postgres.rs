@@ -1,10 +1,12 @@
 //! PostgreSQL.
 //!
-//! Every statement goes by the simple protocol, with its values in the text as numbers and as
-//! hexadecimal: one round trip, nothing prepared and nothing left in the session, so it does not matter
-//! which connection of a pooler carries it out.
+//! A statement goes by the simple protocol, with its values in the text as numbers and as hexadecimal:
+//! one round trip, nothing prepared and nothing left in the session, so it does not matter which
+//! connection of a pooler carries it out. Where there is none, as the client that listens finds out, those
+//! that come most often are prepared: the server has read and planned them before.
 
 use std::sync::Weak;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use sqlx::postgres::{PgConnectOptions, PgConnection, PgRow, PgSslMode};
 use sqlx::{AssertSqlSafe, ConnectOptions, Row};
@@ -22,7 +24,7 @@ use crate::tls::Pem;
 use crate::url::SqlOptions;
 
 /// µs since 1970.
-const NOW: &str = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint";
+const NOW: &str = "(date_part('epoch', clock_timestamp()) * 1000000)::bigint";
 
 /// Joined to a write: in this transaction no lock is waited for for long.
 fn in_time() -> String {
@@ -38,6 +40,8 @@ pub(super) const SESSION: &str = "SELECT current_setting('lockkeeper.session', t
 /// A PostgreSQL server. The options have the password: they are never shown.
 pub(super) struct Postgres {
     pub(super) options: PgConnectOptions,
+    /// No pooler is in between.
+    direct: AtomicBool,
 }
 
 impl Postgres {
@@ -64,7 +68,13 @@ impl Postgres {
                 with = with.ssl_client_cert_from_pem(cert).ssl_client_key_from_pem(key);
             }
         }
-        Ok(Self { options: with.disable_statement_logging() })
+        let options = with.disable_statement_logging();
+        Ok(Self { options, direct: AtomicBool::new(false) })
+    }
+
+    /// Whether sessions are our own.
+    pub(super) fn set_direct(&self, direct: bool) {
+        self.direct.store(direct, Ordering::Relaxed);
     }
 
     /// What this session was marked with.
@@ -87,6 +97,59 @@ impl Postgres {
 
 fn bytea(bytes: &[u8]) -> String {
     format!("decode('{}', 'hex')", hex(bytes))
+}
+
+/// A statement with values in the places of `$1`, `$2` and so on.
+struct Statement<'a> {
+    sql: String,
+    values: Vec<Value<'a>>,
+}
+
+enum Value<'a> {
+    Bytes(&'a [u8]),
+    Number(u64),
+    Small(i32),
+}
+
+impl Statement<'_> {
+    /// The first row of its answer.
+    async fn fetch(
+        self,
+        connection: &mut PgConnection,
+        prepared: bool,
+    ) -> Result<Option<PgRow>, sqlx::Error> {
+        if !prepared {
+            let text = sqlx::raw_sql(AssertSqlSafe(self.text()));
+            return text.fetch_optional(connection).await;
+        }
+        let mut query = sqlx::query(AssertSqlSafe(self.sql));
+        for value in &self.values {
+            query = match value {
+                Value::Bytes(bytes) => query.bind(*bytes),
+                Value::Number(number) => query.bind(number.cast_signed()),
+                Value::Small(number) => query.bind(*number),
+            };
+        }
+        query.fetch_optional(connection).await
+    }
+
+    /// With the values in the text.
+    fn text(&self) -> String {
+        let mut pieces = self.sql.split('$');
+        let mut text = pieces.next().unwrap_or_default().to_owned();
+        for piece in pieces {
+            // There are less than ten.
+            let (place, rest) = piece.split_at(1);
+            match place.parse().ok().and_then(|place: usize| self.values.get(place - 1)) {
+                Some(Value::Bytes(bytes)) => text += &bytea(bytes),
+                Some(Value::Number(number)) => text += &number.to_string(),
+                Some(Value::Small(number)) => text += &number.to_string(),
+                None => {}
+            }
+            text += rest;
+        }
+        text
+    }
 }
 
 async fn execute(connection: &mut PgConnection, sql: String) -> Result<bool, sqlx::Error> {
@@ -162,6 +225,10 @@ impl Dialect for Postgres {
 
     type Connection = PgConnection;
 
+    fn prepares(&self) -> bool {
+        self.direct.load(Ordering::Relaxed)
+    }
+
     async fn connect(&self) -> Result<PgConnection, sqlx::Error> {
         self.options.connect().await
     }
@@ -181,13 +248,14 @@ impl Dialect for Postgres {
     async fn load(
         connection: &mut PgConnection,
         key: &[u8],
+        prepared: bool,
     ) -> Result<(u64, Option<RawRow>), sqlx::Error> {
         let sql = format!(
             "SELECT epoch, version, clock, token, encode(state, 'hex'), {NOW} \
-             FROM (SELECT 1) AS one LEFT JOIN lockkeeper_names ON name = {}",
-            bytea(key)
+             FROM (SELECT 1) AS one LEFT JOIN lockkeeper_names ON name = $1"
         );
-        read(&sqlx::raw_sql(AssertSqlSafe(sql)).fetch_one(connection).await?)
+        let row = Statement { sql, values: vec![Value::Bytes(key)] }.fetch(connection, prepared);
+        read(&row.await?.ok_or(sqlx::Error::RowNotFound)?)
     }
 
     async fn insert(
@@ -195,25 +263,29 @@ impl Dialect for Postgres {
         key: &[u8],
         Written { token, ends, state }: &Written,
         too_late: u64,
+        prepared: bool,
     ) -> Result<Inserted, sqlx::Error> {
         // The row that is in the way comes with the same answer, unless it has just been made.
         // The inner query comes first: the turn of this insert, then its epoch. A lock that other
         // names may share; with nobody but inserts that are under way at this moment.
-        let (name, state, turn) = (bytea(key), bytea(state), hash(key) >> 1);
         let sql = format!(
             "WITH taken AS (\
                INSERT INTO lockkeeper_names (name, version, clock, token, ends, state) \
-               SELECT {name}, 1, {NOW}, {token}, {NOW} + {ends}, {state} \
+               SELECT $1, 1, {NOW}, $2, {NOW} + $3, $4 \
                FROM (SELECT set_config('lock_timeout', '{LOCK_TIME}s', true), \
-                     pg_advisory_xact_lock({TURNS}, {turn})) AS turn \
-               WHERE {NOW} < {too_late} \
+                     pg_advisory_xact_lock({TURNS}, $5)) AS turn \
+               WHERE {NOW} < $6 \
                ON CONFLICT DO NOTHING RETURNING epoch) \
              SELECT epoch, 0::bigint, NULL::bigint, 0::bigint, NULL::text, 0::bigint FROM taken \
              UNION ALL SELECT epoch, version, clock, token, encode(state, 'hex'), {NOW} \
-             FROM lockkeeper_names WHERE name = {name}"
+             FROM lockkeeper_names WHERE name = $1"
         );
-        let rows = sqlx::raw_sql(AssertSqlSafe(sql)).fetch_optional(connection).await?;
-        let Some(row) = rows else { return Ok(Inserted::Taken(None)) };
+        let turn = Value::Small((hash(key) >> 1).cast_signed());
+        let (name, state) = (Value::Bytes(key), Value::Bytes(state));
+        let [token, ends, too_late] = [*token, *ends, too_late].map(Value::Number);
+        let values = vec![name, token, ends, state, turn, too_late];
+        let row = Statement { sql, values }.fetch(connection, prepared).await?;
+        let Some(row) = row else { return Ok(Inserted::Taken(None)) };
         if row.try_get::<i64, _>(1)? == 0 {
             return Ok(Inserted::Done(number(row.try_get(0)?)?));
         }
@@ -271,14 +343,22 @@ impl Dialect for Postgres {
         known: Known,
         alive: bool,
         messages: &[Message],
+        prepared: bool,
     ) -> Result<bool, sqlx::Error> {
-        // The quick way, and harmless however late: nothing but the row of this hold can be deleted.
-        let (rest, alive) = match alive {
-            true => (String::new(), format!(" AND ends > {NOW}")),
-            false => (format!("USING {} ", in_time()), String::new()),
-        };
-        let is_known = is_known(key, known);
-        let sql = format!("DELETE FROM lockkeeper_names {rest}WHERE {is_known}{alive}");
+        if alive && messages.is_empty() {
+            // The quick way, and harmless however late: nothing but the row of this hold can be deleted.
+            let sql = format!(
+                "DELETE FROM lockkeeper_names \
+                 WHERE name = $1 AND epoch = $2 AND version = $3 AND ends > {NOW} RETURNING 1"
+            );
+            let [epoch, version] = [known.epoch, known.version].map(Value::Number);
+            let values = vec![Value::Bytes(key), epoch, version];
+            let deleted = Statement { sql, values }.fetch(connection, prepared).await?;
+            return Ok(deleted.is_some());
+        }
+        let alive = if alive { format!(" AND ends > {NOW}") } else { String::new() };
+        let (in_time, is_known) = (in_time(), is_known(key, known));
+        let sql = format!("DELETE FROM lockkeeper_names USING {in_time} WHERE {is_known}{alive}");
         change(connection, sql, messages).await
     }
 
@@ -349,6 +429,8 @@ impl Dialect for Postgres {
             }
             // Also "statement completion unknown".
             code if code.starts_with("08") || code == "40003" => Fault::Broken(error),
+            // What was prepared is not there, or not any more what it was: another connection will do.
+            "26000" | "42P05" | "0A000" => Fault::Broken(error),
             _ => Fault::Refused("the server refused a statement", error),
         }
     }

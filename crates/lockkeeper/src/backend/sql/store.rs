@@ -408,11 +408,12 @@ impl Attempt<'_> {
         let Some(known) = loaded.known else { return Ok(None) };
         let messages = store.hub.messages(key, &news, opened);
         let idle = after.stored.model.is_idle();
+        let prepared = store.pool.dialect.prepares();
         let mut now_known = Some(Known { version: known.version + 1, ..known });
         let done = if idle {
             now_known = None;
             self.writes();
-            statement!(pool, delete, key, known, left, &messages)?
+            statement!(pool, delete, key, known, left, &messages, prepared)?
         } else if left {
             // Only what ends with the row can be done without looking.
             return Ok(None);
@@ -469,7 +470,8 @@ impl Attempt<'_> {
     async fn load<D: Dialect>(&mut self, store: &Store<D>) -> Result<Loaded, Fault> {
         self.statements += 1;
         let sent = Instant::now();
-        let (now, row) = statement!(self.lane(store), load, self.key)?;
+        let prepared = store.pool.dialect.prepares();
+        let (now, row) = statement!(self.lane(store), load, self.key, prepared)?;
         store.set_clock((now, sent));
         Ok(Loaded::read(now, row)?)
     }
@@ -491,7 +493,8 @@ impl Attempt<'_> {
         let (after, _, _) = self.run(&Loaded::absent(0));
         let row = Written::new(after.counter, &after.stored)?;
         self.writes();
-        match statement!(pool, insert, key, &row, store.too_late())? {
+        let prepared = store.pool.dialect.prepares();
+        match statement!(pool, insert, key, &row, store.too_late(), prepared)? {
             Inserted::Done(epoch) => {
                 let (after, news, opened) = self.run(&Loaded::absent(epoch));
                 store.hub.tell(key, &news, opened);
