@@ -283,6 +283,12 @@ impl Database {
 /// PgBouncer in transaction mode before a PostgreSQL server: fewer connections than clients, each lent
 /// for one transaction.
 pub async fn pgbouncer(database: &Database) -> Server {
+    pgbouncer_in("transaction", database).await
+}
+
+/// PgBouncer in this mode.
+pub async fn pgbouncer_in(mode: &str, database: &Database) -> Server {
+    let size = if mode == "session" { 50 } else { 3 };
     let config = format!(
         "[databases]
 * = host=127.0.0.1 port={} user=postgres
@@ -291,8 +297,8 @@ listen_addr = 127.0.0.1
 listen_port = {{port}}
 unix_socket_dir =
 auth_type = any
-pool_mode = transaction
-default_pool_size = 3
+pool_mode = {mode}
+default_pool_size = {size}
 max_client_conn = 1000
 ",
         database.server.address().port()

@@ -80,6 +80,7 @@ use self::hub::{Hub, Key};
 use self::line::Lines;
 use self::pool::{Pool, statement};
 use self::row::{ClientId, Stored};
+pub use self::session::Transactional;
 use self::store::{After, Guess, Store};
 use super::{Admin, Backend, Capabilities, Hold, Latches, Patience, Request};
 use crate::clock::Instant;

@@ -14,4 +14,10 @@ CREATE TABLE IF NOT EXISTS lockkeeper_names (
     ends BIGINT NOT NULL,
     state LONGBLOB NOT NULL
 ) ENGINE = InnoDB;
+-- A row per name that was locked in a transaction with mode=session; deleted some day.
+CREATE TABLE IF NOT EXISTS lockkeeper_rows (
+    name VARBINARY(510) NOT NULL PRIMARY KEY,
+    made DATETIME NOT NULL,
+    KEY (made)
+) ENGINE = InnoDB;
 INSERT IGNORE INTO lockkeeper_meta (one, version) VALUES (TRUE, 1);

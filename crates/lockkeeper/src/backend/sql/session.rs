@@ -47,6 +47,7 @@ mod mysql;
 mod postgres;
 mod sessions;
 mod ties;
+mod transaction;
 
 use std::collections::HashMap;
 use std::fmt;
@@ -61,12 +62,15 @@ use parking_lot::Mutex;
 use self::hold::{Book, Care, Facts, SessionHold};
 use self::sessions::{Sessions, Tied, ask};
 use self::ties::{Held, Ties, Wanted, new_row};
+pub use self::transaction::Transactional;
 use super::dialect::Inserted;
 use super::fault::{Fault, STATEMENT_TIME};
-use super::pool::Pool;
+use super::pool::{Pool, statement};
 use super::row::{Loaded, Written};
 use super::{OUTAGE, RETRY, WAITER_LEASE, check_version};
-use crate::backend::{Access, Admin, Backend, Capabilities, Hold, Latches, Patience, Request};
+use crate::backend::{
+    Access, Admin, Backend, Capabilities, Hold, Latches, Patience, Request, Transactions,
+};
 use crate::clock::Instant;
 use crate::error::{Error, Result};
 use crate::locks::OVERTIME;
@@ -291,7 +295,12 @@ fn error<D: Ties>(fault: Fault, doing: &str) -> Error {
 /// Deletes the rows of the dead.
 async fn tend<D: Ties>(session: Weak<Session<D>>) {
     while let Some(present) = session.upgrade() {
-        if let Err(fault) = present.survey(None).await {
+        let purged = async {
+            present.survey(None).await?;
+            statement!(present.sessions.pool, purge_rows)
+        };
+        if let Err(fault) = purged.await {
+            let fault: Fault = fault;
             tracing::debug!(%fault, "could not look for rows of the dead; trying again");
         }
         drop(present);
@@ -364,6 +373,10 @@ impl<D: Ties> Backend for Session<D> {
 
     fn latches(&self) -> Option<&dyn Latches> {
         None
+    }
+
+    fn transactions(&self) -> Option<&dyn Transactions> {
+        Some(self)
     }
 }
 

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
+use super::super::OUTAGE;
 use super::super::dialect::Inserted;
 use super::super::fault::{Fault, STATEMENT_TIME};
 use super::super::pool::statement;
@@ -31,6 +32,9 @@ pub(super) struct Seen {
     age: Duration,
 }
 
+/// All holds, all sessions that have or want their locks, and what the lock that was asked for is called.
+type Survey = (Vec<Seen>, Vec<Tie>, Option<String>);
+
 impl Seen {
     fn token(&self) -> Token {
         first(self.known.epoch).first()
@@ -42,11 +46,21 @@ fn first(epoch: u64) -> TokenBlock {
 }
 
 impl<D: Ties> Session<D> {
+    /// The same, asked again while a server comes back.
+    async fn look(&self, key: Option<&[u8]>) -> Result<Survey, Fault> {
+        let until = Instant::now() + OUTAGE;
+        loop {
+            match self.survey(key).await {
+                Err(fault) if fault.may_pass() && Instant::now() < until => {
+                    tokio::time::sleep(LOOK).await;
+                }
+                surveyed => return surveyed,
+            }
+        }
+    }
+
     /// The rows of holds, and who has or waits for their locks and for this one. Deletes rows of the dead.
-    pub(super) async fn survey(
-        &self,
-        key: Option<&[u8]>,
-    ) -> Result<(Vec<Seen>, Vec<Tie>, Option<String>), Fault> {
+    pub(super) async fn survey(&self, key: Option<&[u8]>) -> Result<Survey, Fault> {
         let pool = &self.sessions.pool;
         let mut all = Vec::new();
         for row in statement!(pool, keys, ROWS)? {
@@ -103,7 +117,7 @@ impl<D: Ties> Session<D> {
 
     async fn evict_all(&self, key: &[u8], reason: &str) -> Result<Eviction, Fault> {
         let pool = &self.sessions.pool;
-        let (seen, ..) = self.survey(Some(key)).await?;
+        let (seen, ..) = self.look(Some(key)).await?;
         // Before anybody who comes next.
         let token = self.draw().await?.first();
         let of_key = |seen: &Seen| seen.held.key.as_bytes() == key;
@@ -116,7 +130,7 @@ impl<D: Ties> Session<D> {
         }
         let until = Instant::now() + OBEDIENCE;
         loop {
-            let (left, ..) = self.survey(Some(key)).await?;
+            let (left, ..) = self.look(Some(key)).await?;
             let is_left = |seen: &&Seen| ours.iter().any(|one| one.known.epoch == seen.known.epoch);
             let left: Vec<_> = left.iter().filter(is_left).collect();
             if left.is_empty() {
@@ -158,7 +172,7 @@ fn status(name: Name, seen: &[&Seen], ties: &[Tie], called: &str) -> Status {
 #[async_trait]
 impl<D: Ties> Admin for Session<D> {
     async fn list(&self) -> Result<Vec<Status>> {
-        let surveyed = self.survey(None).await;
+        let surveyed = self.look(None).await;
         let (seen, ties, _) = surveyed.map_err(|fault| error::<D>(fault, "listing"))?;
         let mut names: Vec<(Name, &str)> = seen
             .iter()
@@ -180,7 +194,7 @@ impl<D: Ties> Admin for Session<D> {
 
     async fn show(&self, name: &Name) -> Result<Status> {
         let key = self.key(name);
-        let surveyed = self.survey(Some(&key)).await;
+        let surveyed = self.look(Some(&key)).await;
         let (seen, ties, called) = surveyed.map_err(|fault| error::<D>(fault, "looking"))?;
         let of_name: Vec<_> = seen.iter().filter(|seen| seen.held.key.as_bytes() == key).collect();
         Ok(status(name.clone(), &of_name, &ties, &called.unwrap_or_default()))

@@ -2,23 +2,28 @@
 
 use std::time::Duration;
 
+use async_trait::async_trait;
 use sqlx::mysql::{MySqlConnection, MySqlRow};
-use sqlx::{AssertSqlSafe, Row};
+use sqlx::{AssertSqlSafe, Row, Transaction};
 
 use super::super::dialect::Dialect;
 use super::super::fault::Fault;
-use super::super::mysql::{MySql, binary};
+use super::super::mysql::{MySql, binary, code};
 use super::super::pool::{Pool, statement};
 use super::ties::{COMMON, SPARE, Tie, Ties, WAITS, Wanted, hashed, waiter};
+use super::transaction::sealed::Lock;
+use super::transaction::{Attempt, LOOK, Transactional};
 use crate::backend::Capabilities;
+use crate::clock::Instant;
 use crate::owner;
 
 /// How often it is tried out whether sessions share connections.
 const PROBES: u32 = 3;
 
 /// Settings of a session: committed statement by statement, and no limit but ours (MariaDB).
-const SETTINGS: &str =
-    "SET SESSION autocommit = 1; /*M!100101 SET SESSION max_statement_time = 0; */";
+const SETTINGS: &str = "SET SESSION autocommit = 1 /*M!100101 , SESSION max_statement_time = 0 */;";
+
+const DATABASE: &str = "SELECT CONCAT(DATABASE(), ' of ', @@hostname, ':', @@port)";
 
 /// What the server calls the lock, which is that of the server and not of the database: no longer than 64
 /// characters, and the same in upper and lower case.
@@ -210,11 +215,81 @@ impl Ties for MySql {
         Ok(ties)
     }
 
+    async fn database(connection: &mut MySqlConnection) -> Result<String, sqlx::Error> {
+        let row = sqlx::raw_sql(DATABASE).fetch_one(connection).await?;
+        string(&row, 0)?.ok_or_else(strange)
+    }
+
+    async fn make_row(connection: &mut MySqlConnection, key: &[u8]) -> Result<(), sqlx::Error> {
+        let key = binary(key);
+        // Inserting would wait for whoever has locked the row.
+        let sql = format!("SELECT 1 FROM lockkeeper_rows WHERE name = {key}");
+        if text(sql).fetch_optional(&mut *connection).await?.is_some() {
+            return Ok(());
+        }
+        let sql = format!(
+            "INSERT IGNORE INTO lockkeeper_rows (name, made) VALUES ({key}, UTC_TIMESTAMP())"
+        );
+        text(sql).execute(connection).await.map(drop)
+    }
+
+    async fn purge_rows(connection: &mut MySqlConnection) -> Result<(), sqlx::Error> {
+        let sql =
+            "DELETE FROM lockkeeper_rows WHERE made < UTC_TIMESTAMP() - INTERVAL 7 DAY LIMIT 1000";
+        sqlx::raw_sql(sql).execute(connection).await.map(drop)
+    }
+
     async fn end(connection: &mut MySqlConnection, session: u64) -> Result<(), sqlx::Error> {
         match text(format!("KILL {session}")).execute(connection).await {
             // There is no such session.
-            Err(error) if super::super::mysql::code(&error) == Some(1094) => Ok(()),
+            Err(error) if code(&error) == Some(1094) => Ok(()),
             ended => ended.map(drop),
+        }
+    }
+}
+
+impl Transactional for Transaction<'_, sqlx::MySql> {}
+
+#[async_trait]
+impl Lock for Transaction<'_, sqlx::MySql> {
+    const BACKEND: &'static str = MySql::NAME;
+
+    async fn database(&mut self) -> Result<String, sqlx::Error> {
+        MySql::database(self).await
+    }
+
+    async fn lock(&mut self, key: &[u8], until: Instant) -> Attempt {
+        let lock = format!("SELECT 1 FROM lockkeeper_rows WHERE name = {} FOR UPDATE", binary(key));
+        loop {
+            let left = until.since(Instant::now());
+            // The server counts in whole seconds; what is left in the end is spent looking.
+            let sql = match left.as_secs() {
+                0 => format!("{lock} NOWAIT"),
+                seconds => {
+                    let seconds = seconds.min(1_000_000);
+                    format!(
+                        "SET @lockkeeper_before = @@SESSION.innodb_lock_wait_timeout; \
+                         SET SESSION innodb_lock_wait_timeout = {seconds}; {lock}"
+                    )
+                }
+            };
+            let locked = text(sql).fetch_optional(&mut **self).await;
+            if left.as_secs() > 0 {
+                let back = "SET SESSION innodb_lock_wait_timeout = @lockkeeper_before";
+                if let Err(error) = sqlx::raw_sql(back).execute(&mut **self).await {
+                    return Attempt::Failed(error);
+                }
+            }
+            match locked {
+                Ok(Some(_)) => return Attempt::Locked,
+                Ok(None) => return Attempt::Missing,
+                Err(error) => match code(&error) {
+                    Some(1205 | 3572) if Instant::now() >= until => return Attempt::Busy,
+                    Some(1205 | 3572) => tokio::time::sleep(LOOK.min(left)).await,
+                    Some(1213) => return Attempt::Deadlock { over: true },
+                    _ => return Attempt::Failed(error),
+                },
+            }
         }
     }
 }

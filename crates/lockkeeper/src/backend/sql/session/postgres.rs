@@ -5,17 +5,21 @@
 
 use std::time::Duration;
 
+use async_trait::async_trait;
 use sqlx::postgres::{PgConnection, PgListener, PgPoolOptions};
-use sqlx::{Acquire, AssertSqlSafe, ConnectOptions, Row};
+use sqlx::{Acquire, AssertSqlSafe, ConnectOptions, Row, Transaction};
 use tokio::runtime::Handle;
 
-use super::super::dialect::unhex;
+use super::super::dialect::{Dialect, unhex};
 use super::super::fault::{Fault, STATEMENT_TIME};
 use super::super::listener::shares_connections;
 use super::super::pool::Pool;
 use super::super::postgres::{Postgres, bytea, number, strange};
 use super::ties::{COMMON, SPARE, Tie, Ties, WAITS, Wanted, hashed, waiter};
+use super::transaction::sealed::Lock;
+use super::transaction::{Attempt, Transactional};
 use crate::backend::Capabilities;
+use crate::clock::Instant;
 
 /// What the server calls our sessions.
 const APPLICATION: &str = "lockkeeper session";
@@ -48,6 +52,10 @@ impl Drop for Ear {
         }
     }
 }
+
+/// A server that was started at the same moment is the same, whichever way leads to it.
+const DATABASE: &str = "SELECT current_database() || ', server of ' || \
+    extract(epoch FROM pg_postmaster_start_time())::numeric(20, 6)::text";
 
 /// What the server calls the lock: 64 bits of a hash.
 fn called(key: &[u8]) -> String {
@@ -212,11 +220,70 @@ impl Ties for Postgres {
             .collect()
     }
 
+    async fn database(connection: &mut PgConnection) -> Result<String, sqlx::Error> {
+        sqlx::raw_sql(DATABASE).fetch_one(connection).await?.try_get(0)
+    }
+
+    /// There is none: the lock is the server's.
+    async fn make_row(_connection: &mut PgConnection, _key: &[u8]) -> Result<(), sqlx::Error> {
+        Ok(())
+    }
+
+    async fn purge_rows(_connection: &mut PgConnection) -> Result<(), sqlx::Error> {
+        Ok(())
+    }
+
     async fn end(connection: &mut PgConnection, session: u64) -> Result<(), sqlx::Error> {
         let sql = format!(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity \
              WHERE pid = {session} AND application_name = '{APPLICATION}'"
         );
         text(sql).fetch_all(connection).await.map(drop)
+    }
+}
+
+impl Transactional for Transaction<'_, sqlx::Postgres> {}
+
+#[async_trait]
+impl Lock for Transaction<'_, sqlx::Postgres> {
+    const BACKEND: &'static str = Postgres::NAME;
+
+    async fn database(&mut self) -> Result<String, sqlx::Error> {
+        Postgres::database(self).await
+    }
+
+    async fn lock(&mut self, key: &[u8], until: Instant) -> Attempt {
+        let called = called(key);
+        let sql =
+            format!("SELECT pg_try_advisory_xact_lock({called}), current_setting('lock_timeout')");
+        let tried = text(sql).fetch_one(&mut **self).await;
+        let tried = tried.and_then(|row| Ok((row.try_get(0)?, row.try_get(1)?)));
+        let before: String = match tried {
+            Ok((true, _)) => return Attempt::Locked,
+            Ok((false, before)) => before,
+            Err(error) => return Attempt::Failed(error),
+        };
+        let wait = until.since(Instant::now()).as_millis();
+        if wait == 0 {
+            return Attempt::Busy;
+        }
+        // An error ends the transaction, but not what was before a savepoint.
+        let wait = wait.min(2_147_483_647);
+        let sql = format!(
+            "SAVEPOINT lockkeeper_lock_in; SET LOCAL lock_timeout = {wait}; \
+             SELECT pg_advisory_xact_lock({called}); \
+             SELECT set_config('lock_timeout', '{before}', true); \
+             RELEASE SAVEPOINT lockkeeper_lock_in"
+        );
+        let Err(error) = text(sql).fetch_all(&mut **self).await else { return Attempt::Locked };
+        let back = "ROLLBACK TO SAVEPOINT lockkeeper_lock_in; RELEASE SAVEPOINT lockkeeper_lock_in";
+        if sqlx::raw_sql(back).execute(&mut **self).await.is_err() {
+            return Attempt::Failed(error);
+        }
+        match code(&error).as_deref() {
+            Some("55P03") => Attempt::Busy,
+            Some("40P01") => Attempt::Deadlock { over: false },
+            _ => Attempt::Failed(error),
+        }
     }
 }

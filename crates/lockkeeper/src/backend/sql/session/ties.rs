@@ -120,6 +120,22 @@ pub(in crate::backend::sql) trait Ties: Dialect {
         locks: &[(String, Vec<u8>)],
     ) -> impl Future<Output = Result<Vec<Tie>, sqlx::Error>> + Send;
 
+    /// Which database of which server this is.
+    fn database(
+        connection: &mut Self::Connection,
+    ) -> impl Future<Output = Result<String, sqlx::Error>> + Send;
+
+    /// Makes the row that a transaction locks, where it locks one.
+    fn make_row(
+        connection: &mut Self::Connection,
+        key: &[u8],
+    ) -> impl Future<Output = Result<(), sqlx::Error>> + Send;
+
+    /// Deletes such rows when they are old.
+    fn purge_rows(
+        connection: &mut Self::Connection,
+    ) -> impl Future<Output = Result<(), sqlx::Error>> + Send;
+
     /// Ends a session of ours.
     fn end(
         connection: &mut Self::Connection,
