@@ -42,6 +42,7 @@ on_both! {
     a_holder_that_is_cut_off_knows_before_others_are_granted
     a_waiter_that_gives_up_leaves_the_server_at_once
     deadlines_hold_whatever_the_server_does
+    a_grant_at_the_deadline_leaves_nothing
     a_stopped_waiter_has_the_lock_for_seconds_only
     who_does_not_hear_of_its_eviction_is_cut_off
     only_one_of_a_process_waits_at_the_server
@@ -295,7 +296,7 @@ async fn a_holder_that_is_cut_off_knows_before_others_are_granted(system: System
     let place = share(system, "ahticokboag").await;
     let direct = place.connect().await;
     let (locks, proxy) = place.through().await;
-    let held = locks.ttl(Duration::from_secs(3)).mutex("x").lock().await.unwrap();
+    let held = locks.ttl(Duration::from_secs(2)).mutex("x").lock().await.unwrap();
     let mutex = direct.mutex("x");
     let waiting = tokio::spawn(async move { (mutex.lock().await.unwrap(), Instant::now()) });
     in_line(&direct, 1).await;
@@ -352,6 +353,35 @@ async fn deadlines_hold_whatever_the_server_does(system: System) {
         assert!(took < Duration::from_millis(1500), "{took:?}: {error}");
     }
     held.release().await.unwrap();
+}
+
+/// The server may grant a lock and end the wait for it at the same moment.
+async fn a_grant_at_the_deadline_leaves_nothing(system: System) {
+    let place = share(system, "agatdln").await;
+    let (holder, waiter, third) =
+        (place.connect().await, place.connect().await, place.connect().await);
+    let (mut granted, mut late) = (0, 0);
+    for round in 0_u64..150 {
+        let held = holder.mutex("x").lock().await.unwrap();
+        let direct = waiter.lease(Duration::from_secs(60)).mutex("x");
+        let waiting =
+            tokio::spawn(async move { direct.lock_timeout(Duration::from_millis(10)).await });
+        // Around the end of the wait.
+        tokio::time::sleep(Duration::from_micros(9_000 + round * 20)).await;
+        held.release().await.unwrap();
+        match soon("an answer", waiting).await.unwrap() {
+            Ok(guard) => {
+                granted += 1;
+                guard.release().await.unwrap();
+            }
+            Err(_) => late += 1,
+        }
+        let since = Instant::now();
+        let next = soon("nothing is left", third.mutex("x").lock()).await.unwrap();
+        assert!(Instant::now().since(since) < Duration::from_secs(2), "round {round}");
+        next.release().await.unwrap();
+    }
+    assert!(granted > 0 && late > 0, "{granted} {late}: not at the same moment");
 }
 
 async fn a_stopped_waiter_has_the_lock_for_seconds_only(system: System) {

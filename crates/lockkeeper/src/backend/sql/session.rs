@@ -36,8 +36,8 @@
 //!
 //! # Cost
 //!
-//! Two statements to take a free lock, one to release it, and one every two seconds (MySQL: every second)
-//! while it is held; one every five seconds for each name that a process waits for.
+//! Two statements to take a free lock, one to release it, and one every second while it is held; one every
+//! five seconds for each name that a process waits for.
 
 mod admin;
 mod hold;
@@ -205,7 +205,14 @@ impl<D: Ties> Session<D> {
         let ttl = request.term.ttl().min(D::LONGEST);
         let (shared, owner) = (request.kind.is_shared(), &request.owner);
         let mut wanted = Wanted { key, shared, ttl, owner };
-        let mut granted = ask!(&mut tied, STATEMENT_TIME, lock, &wanted, Duration::ZERO)?;
+        let mut granted = match ask!(&mut tied, STATEMENT_TIME, lock, &wanted, Duration::ZERO) {
+            // One that the server has ended since it was used.
+            Err(Fault::Broken(_)) if !tied.fresh => {
+                tied.renew().await?;
+                ask!(&mut tied, STATEMENT_TIME, lock, &wanted, Duration::ZERO)?
+            }
+            granted => granted?,
+        };
         let waited = granted.is_none();
         // A process that is stopped while it waits, and is granted the lock then, has it only for so long.
         wanted.ttl = ttl.min(WAITER_LEASE);
@@ -247,6 +254,7 @@ impl<D: Ties> Session<D> {
             session: tied.number,
             evicted: None,
         };
+        tied.lock = Some(held.lock.clone());
         let row = new_row();
         let written = Written { token: 0, ends: NEVER, state: serde_json::to_vec(&held)? };
         let ttl = request.term.ttl().min(D::LONGEST);

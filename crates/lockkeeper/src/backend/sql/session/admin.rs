@@ -20,7 +20,7 @@ use crate::name::Name;
 use crate::token::{Token, TokenBlock};
 
 /// How long a holder that is alive may take to find out that it is evicted.
-const OBEDIENCE: Duration = Duration::from_secs(6);
+const OBEDIENCE: Duration = Duration::from_secs(4);
 /// Between two looks whether it has.
 const LOOK: Duration = Duration::from_millis(50);
 
@@ -142,7 +142,7 @@ impl<D: Ties> Session<D> {
             }
             if late > Duration::ZERO {
                 for seen in left {
-                    statement!(pool, end, seen.held.session)?;
+                    statement!(pool, end, seen.held.session, Some(&seen.held.lock))?;
                 }
             }
             tokio::time::sleep(LOOK).await;

@@ -1,6 +1,6 @@
 //! A hold that lives with a session, and the task that keeps it.
 //!
-//! The task has the connection. It asks every [`BEAT`](Ties::BEAT) whether all is well, which is also the
+//! The task has the connection. It asks every [`BEAT`] whether all is well, which is also the
 //! sign of life that keeps the server from ending the session; it hears at once that the connection has
 //! ended, where the driver can; and it does what the hold is asked to do, so that nobody who gives up
 //! leaves a statement half sent.
@@ -16,7 +16,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::super::fault::{Fault, STATEMENT_TIME};
 use super::sessions::{Tied, ask};
-use super::ties::{Held, Ties};
+use super::ties::{BEAT, Held, Ties};
 use crate::backend::{Hold, Kind, Release, Renewal};
 use crate::clock::Instant;
 use crate::error::{Error, Result};
@@ -145,12 +145,13 @@ impl<D: Ties> Care<D> {
     }
 
     /// Lets go of what is lost: told first, then free for others.
-    async fn lose(self, cause: Cause) {
-        let broken = cause == Cause::Gone;
+    async fn lose(mut self, cause: Cause) {
+        let ended = cause == Cause::Gone;
         self.facts.loss.declare(cause);
-        if !broken {
+        match &mut self.tied {
+            Some(tied) if ended => tied.session = None,
             // Whatever comes of it: the session is over in any case.
-            let _ = self.release().await;
+            _ => drop(self.release().await),
         }
     }
 }
@@ -164,7 +165,7 @@ impl<D: Ties> Drop for Care<D> {
 }
 
 async fn keep<D: Ties>(mut care: Care<D>, mut orders: mpsc::UnboundedReceiver<Order>) {
-    let beat = D::BEAT.min(care.ends.since(Instant::now()) / 3);
+    let beat = BEAT.min(care.ends.since(Instant::now()) / 3);
     let mut next = Instant::now() + beat;
     loop {
         let now = Instant::now();

@@ -69,8 +69,6 @@ impl Ties for MySql {
     type Session = MySqlConnection;
 
     const CAN: Capabilities = COMMON;
-    // Nobody hears the end of a connection without asking.
-    const BEAT: Duration = Duration::from_secs(1);
     // What wait_timeout can be at most.
     const LONGEST: Duration = Duration::from_hours(24 * 364);
 
@@ -88,6 +86,7 @@ impl Ties for MySql {
         Ok(session)
     }
 
+    /// Nobody hears the end of a connection without asking.
     async fn hear_the_end(_session: &mut MySqlConnection) {
         std::future::pending().await
     }
@@ -150,8 +149,8 @@ impl Ties for MySql {
             "DELETE FROM lockkeeper_names WHERE name = {row}; {idle}; \
              SELECT CAST(RELEASE_LOCK('{lock}') AS SIGNED)"
         );
-        let row = text(sql).fetch_one(connection).await?;
-        Ok(number(&row, 0)? == Some(1))
+        let rows = text(sql).fetch_all(connection).await?;
+        Ok(number(rows.first().ok_or_else(strange)?, 0)? == Some(1))
     }
 
     async fn share(_connection: &mut MySqlConnection, _lock: &str) -> Result<bool, sqlx::Error> {
@@ -239,7 +238,22 @@ impl Ties for MySql {
         sqlx::raw_sql(sql).execute(connection).await.map(drop)
     }
 
-    async fn end(connection: &mut MySqlConnection, session: u64) -> Result<(), sqlx::Error> {
+    async fn end(
+        connection: &mut MySqlConnection,
+        session: u64,
+        lock: Option<&str>,
+    ) -> Result<(), sqlx::Error> {
+        // Numbers begin again when the server does.
+        let ours = match lock {
+            Some(lock) => format!("SELECT 1 FROM DUAL WHERE IS_USED_LOCK('{lock}') = {session}"),
+            None => format!(
+                "SELECT 1 FROM information_schema.PROCESSLIST \
+                 WHERE ID = {session} AND INFO LIKE '%{WAITS}%'"
+            ),
+        };
+        if text(ours).fetch_optional(&mut *connection).await?.is_none() {
+            return Ok(());
+        }
         match text(format!("KILL {session}")).execute(connection).await {
             // There is no such session.
             Err(error) if code(&error) == Some(1094) => Ok(()),

@@ -24,6 +24,9 @@ use crate::clock::Instant;
 /// What the server calls our sessions.
 const APPLICATION: &str = "lockkeeper session";
 
+/// A session that has no lock.
+const ALL: &str = "SELECT pg_advisory_unlock_all()";
+
 /// Settings of a session. The server must not end it for reasons of its own before its holder knows: not
 /// for a statement that waits, and not because the network says nothing for less than the longest silence
 /// that a holder bears. It looks for waiters that are gone, where its system can tell.
@@ -79,7 +82,6 @@ impl Ties for Postgres {
     type Session = Ear;
 
     const CAN: Capabilities = Capabilities { read_write: true, ..COMMON };
-    const BEAT: Duration = Duration::from_secs(2);
     // 2^31 ms are a little more.
     const LONGEST: Duration = Duration::from_hours(24 * 24);
 
@@ -146,9 +148,14 @@ impl Ties for Postgres {
              SELECT called::text, pg_advisory_lock{shared}(called) \
              FROM (SELECT {called} AS called) AS lock"
         );
-        match text(sql).fetch_one(connection).await {
+        match text(sql).fetch_one(&mut *connection).await {
             Ok(row) => row.try_get(0).map(Some),
-            Err(error) if code(&error).as_deref() == Some("55P03") => Ok(None),
+            Err(error) if code(&error).as_deref() == Some("55P03") => {
+                // The server may have granted it at the moment when the time was over: then it is ours all
+                // the same, because such locks outlive an error, and would be counted twice next time.
+                sqlx::raw_sql(ALL).execute(connection).await?;
+                Ok(None)
+            }
             Err(error) => Err(error),
         }
     }
@@ -163,9 +170,10 @@ impl Ties for Postgres {
         let (row, idle) = (bytea(row), idle(SPARE));
         let sql = format!(
             "DELETE FROM lockkeeper_names WHERE name = {row}; {idle}; \
-             SELECT pg_advisory_unlock{shared}({lock})"
+             SELECT pg_advisory_unlock{shared}({lock}); {ALL}"
         );
-        text(sql).fetch_one(connection).await?.try_get(0)
+        let rows = text(sql).fetch_all(connection).await?;
+        rows.first().ok_or_else(|| strange("no answer"))?.try_get(0)
     }
 
     async fn share(connection: &mut PgConnection, lock: &str) -> Result<bool, sqlx::Error> {
@@ -233,7 +241,12 @@ impl Ties for Postgres {
         Ok(())
     }
 
-    async fn end(connection: &mut PgConnection, session: u64) -> Result<(), sqlx::Error> {
+    async fn end(
+        connection: &mut PgConnection,
+        session: u64,
+        _lock: Option<&str>,
+    ) -> Result<(), sqlx::Error> {
+        // No other process of the server has this number so soon, and this name.
         let sql = format!(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity \
              WHERE pid = {session} AND application_name = '{APPLICATION}'"

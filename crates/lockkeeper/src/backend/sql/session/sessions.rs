@@ -51,12 +51,13 @@ impl<D: Ties> Sessions<D> {
             spare.retain(|spare| now.since(spare.since) < SPARE / 2);
             spare.pop()
         };
+        let fresh = used.is_none();
         let (session, number) = match used {
             Some(Spare { session, number, .. }) => (session, number),
             None => self.open().await?,
         };
-        let home = Arc::clone(self);
-        Ok(Tied { session: Some(session), number, busy: false, home, _permit: permit })
+        let (home, session) = (Arc::clone(self), Some(session));
+        Ok(Tied { session, number, fresh, busy: false, lock: None, home, _permit: permit })
     }
 
     pub(super) async fn open(self: &Arc<Self>) -> Result<(D::Session, u64), Fault> {
@@ -70,8 +71,8 @@ impl<D: Ties> Sessions<D> {
         self.runtime.spawn(opening).await.map_err(|_| Fault::Dropped)?
     }
 
-    async fn end(&self, session: u64) -> Result<(), Fault> {
-        statement!(self.pool, end, session)
+    async fn end(&self, session: u64, lock: Option<&str>) -> Result<(), Fault> {
+        statement!(self.pool, end, session, lock)
     }
 }
 
@@ -80,13 +81,27 @@ pub(super) struct Tied<D: Ties> {
     pub(super) session: Option<D::Session>,
     /// The server's number for it.
     pub(super) number: u64,
+    /// It was not used before.
+    pub(super) fresh: bool,
     /// A statement has been sent and not answered.
     pub(super) busy: bool,
+    /// What the server calls the lock that it has.
+    pub(super) lock: Option<String>,
     home: Arc<Sessions<D>>,
     _permit: OwnedSemaphorePermit,
 }
 
 impl<D: Ties> Tied<D> {
+    /// Another connection instead of one that has ended.
+    pub(super) async fn renew(&mut self) -> Result<(), Fault> {
+        self.session = None;
+        // Most likely the others have ended as well.
+        self.home.spare.lock().clear();
+        let (session, number) = self.home.open().await?;
+        (self.session, self.number, self.fresh) = (Some(session), number, true);
+        Ok(())
+    }
+
     /// Keeps the session for another lock: it has none now.
     pub(super) fn give_back(mut self) {
         if let Some(session) = self.session.take() {
@@ -98,15 +113,17 @@ impl<D: Ties> Tied<D> {
 
 impl<D: Ties> Drop for Tied<D> {
     fn drop(&mut self) {
-        // The server does not see that we have gone while the session waits for a lock there.
-        if self.busy && self.session.is_some() {
-            let (home, number) = (Arc::clone(&self.home), self.number);
-            self.home.runtime.spawn(async move {
-                if let Err(fault) = home.end(number).await {
-                    tracing::debug!(%fault, "could not end a session; it ends when its wait does");
-                }
-            });
+        // The server does not see that we have gone while the session waits for a lock there; and who has
+        // one must not keep it until the connection happens to be closed.
+        if self.session.is_none() || !(self.busy || self.lock.is_some()) {
+            return;
         }
+        let (home, number, lock) = (Arc::clone(&self.home), self.number, self.lock.take());
+        self.home.runtime.spawn(async move {
+            if let Err(fault) = home.end(number, lock.as_deref()).await {
+                tracing::debug!(%fault, "could not end a session; the server ends it in time");
+            }
+        });
     }
 }
 

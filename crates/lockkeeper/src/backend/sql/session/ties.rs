@@ -26,6 +26,9 @@ pub(super) const COMMON: Capabilities = Capabilities {
 /// The server ends a session that is not in use after so long. Ours are used again for half of it.
 pub(super) const SPARE: Duration = Duration::from_secs(60);
 
+/// How often a hold asks whether it is still there.
+pub(super) const BEAT: Duration = Duration::from_secs(1);
+
 /// What begins the text of a statement that waits, so that `show` can say who it is.
 pub(super) const WAITS: &str = "/* lockkeeper waits: ";
 
@@ -58,8 +61,6 @@ pub(in crate::backend::sql) trait Ties: Dialect {
 
     /// What it can do in this way.
     const CAN: Capabilities;
-    /// How often a hold asks whether it is still there.
-    const BEAT: Duration;
     /// The longest time after which the server ends a session that says nothing.
     const LONGEST: Duration;
 
@@ -136,10 +137,12 @@ pub(in crate::backend::sql) trait Ties: Dialect {
         connection: &mut Self::Connection,
     ) -> impl Future<Output = Result<(), sqlx::Error>> + Send;
 
-    /// Ends a session of ours.
+    /// Ends a session of ours, if it still has this lock; if none is named, if it still waits for one. The
+    /// server may have given the number to somebody else by now.
     fn end(
         connection: &mut Self::Connection,
         session: u64,
+        lock: Option<&str>,
     ) -> impl Future<Output = Result<(), sqlx::Error>> + Send;
 }
 

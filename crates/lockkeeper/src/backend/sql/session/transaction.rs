@@ -114,7 +114,7 @@ impl Locks {
     /// # Errors
     ///
     /// [`Error::Timeout`]; [`Error::Unsupported`] without `mode=session` or for another kind of database;
-    /// [`Error::Config`] when the transaction is in another database; [`Error::Unavailable`] when the server
+    /// [`Error::Config`] when the transaction is in another database; [`Error::ShutDown`]; [`Error::Unavailable`] when the server
     /// fails, or chose the transaction as the victim of a deadlock: then roll it back and begin again.
     ///
     /// # Cancel safety
@@ -154,13 +154,16 @@ impl Locks {
             let what = format!("lock_in, which is for {}: with mode=session", T::BACKEND);
             return Err(Error::Unsupported { backend: backend.name(), what });
         };
+        if !self.inner.is_open() {
+            return Err(Error::ShutDown);
+        }
         let since = Instant::now();
         let until = since + timeout;
         let key = transactions.key(&name);
         let failed =
             |context: &str, source: BoxError| Error::unavailable(T::BACKEND, context, source);
         let here = transactions.prepare(&key).await?;
-        let bound = timeout + STATEMENT_TIME;
+        let bound = timeout.saturating_add(STATEMENT_TIME);
         let there = tokio::time::timeout(bound, transaction.database()).await;
         let there = there.map_err(|late| failed("the transaction does not answer", late.into()))?;
         let there =
