@@ -87,6 +87,8 @@ const SLICE: Duration = Duration::from_secs(5);
 const ERRANDS: usize = 2;
 /// Between two looks for rows of the dead.
 const PURGE: Duration = Duration::from_mins(10);
+/// So many tokens an epoch has.
+const MOST: u32 = 1 << 14;
 /// The row of a hold has no end of its own.
 const NEVER: u64 = u64::MAX >> 2;
 
@@ -270,7 +272,7 @@ impl<D: Ties> Session<D> {
             name: request.name.clone(),
             owner: request.owner.clone(),
             kind: Mutex::new(request.kind),
-            tokens: TokenBlock::issue(&mut Loaded::absent(epoch).counter, request.tokens),
+            tokens: TokenBlock::issue(&mut Loaded::absent(epoch).counter, request.tokens.min(MOST)),
             expires,
             loss: Loss::new(),
         });

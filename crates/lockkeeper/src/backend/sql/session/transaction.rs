@@ -1,5 +1,6 @@
 //! Locks that end with a transaction of the caller's.
 
+use std::future::Future;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -62,25 +63,39 @@ pub enum Attempt {
 /// A pause between two looks where the server cannot wait.
 pub(super) const LOOK: Duration = Duration::from_millis(20);
 
+/// Once more and again: a connection that was idle may have ended since.
+async fn patiently<T, F>(attempt: impl Fn() -> F + Send) -> Result<T, Fault>
+where
+    F: Future<Output = Result<T, Fault>> + Send,
+{
+    for _ in 0..2 {
+        match attempt().await {
+            Err(fault) if fault.may_pass() => tokio::time::sleep(LOOK).await,
+            done => return done,
+        }
+    }
+    attempt().await
+}
+
 #[async_trait]
 impl<D: Ties> Transactions for Session<D> {
     fn key(&self, name: &Name) -> Vec<u8> {
-        Session::key(self, name)
+        // The method of the type itself.
+        Self::key(self, name)
     }
 
     async fn prepare(&self, key: &[u8]) -> Result<String> {
-        let prepared = async {
+        let prepared = patiently(|| async {
             statement!(self.sessions.pool, make_row, key)?;
             statement!(self.sessions.pool, database)
-        };
-        prepared.await.map_err(|fault: Fault| super::error::<D>(fault, "preparing a lock"))
+        });
+        prepared.await.map_err(|fault| super::error::<D>(fault, "preparing a lock"))
     }
 
     async fn draw(&self) -> Result<Token> {
-        let drawn = Session::draw(self).await;
-        drawn
-            .map(|tokens| tokens.first())
-            .map_err(|fault| super::error::<D>(fault, "drawing a token"))
+        let drawn = patiently(|| Self::draw(self)).await;
+        let drawn = drawn.map_err(|fault| super::error::<D>(fault, "drawing a token"))?;
+        Ok(drawn.first())
     }
 }
 
