@@ -28,8 +28,6 @@ mod token;
 mod url;
 mod wait;
 
-#[cfg(any(feature = "mysql", feature = "postgres"))]
-pub use backend::sql::Transactional;
 pub use error::{BoxError, Error, Result};
 pub use guard::Guard;
 pub use locks::{DEFAULT_TTL, Locks, Shutdown};
