@@ -51,6 +51,11 @@ fn number(row: &MySqlRow, column: usize) -> Result<Option<u64>, sqlx::Error> {
     Ok(number.and_then(|number| u64::try_from(number).ok()))
 }
 
+/// What nobody asks for, because [`CAN`](Ties::CAN) says so.
+fn unshared() -> sqlx::Error {
+    sqlx::Error::Configuration("mysql has no read-write locks with mode=session".into())
+}
+
 fn strange() -> sqlx::Error {
     sqlx::Error::Decode("no number".into())
 }
@@ -127,9 +132,12 @@ impl Ties for MySql {
 
     async fn lock(
         connection: &mut MySqlConnection,
-        Wanted { key, ttl, owner, .. }: &Wanted<'_>,
+        Wanted { key, shared, ttl, owner }: &Wanted<'_>,
         wait: Duration,
     ) -> Result<Option<String>, sqlx::Error> {
+        if *shared {
+            return Err(unshared());
+        }
         let (called, idle, wait) = (called(key), idle(*ttl), wait.as_secs_f64());
         let sql = format!(
             "{idle}; SELECT {WAITS}{owner} */ CAST(GET_LOCK({called}, {wait:.6}) AS SIGNED), {called}"
@@ -154,8 +162,7 @@ impl Ties for MySql {
     }
 
     async fn share(_connection: &mut MySqlConnection, _lock: &str) -> Result<bool, sqlx::Error> {
-        // Nobody can have a hold for writing.
-        Err(sqlx::Error::Configuration("mysql has no read-write locks with mode=session".into()))
+        Err(unshared())
     }
 
     async fn beat(
