@@ -142,17 +142,20 @@ impl Locks {
     /// connection of these `Locks`.
     ///
     /// ```no_run
-    /// # #[cfg(feature = "postgres")]
-    /// # async fn example(pool: sqlx::PgPool) -> Result<(), Box<dyn std::error::Error>> {
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # #[cfg(feature = "postgres")] {
     /// use lockkeeper::Locks;
     /// use std::time::Duration;
     ///
+    /// let pool = sqlx::PgPool::connect("postgres://me:pw@host/shop").await?;
     /// let locks = Locks::connect("postgres://me:pw@host/shop?mode=session").await?;
     /// let mut transaction = pool.begin().await?;
     /// let token = locks.lock_in(&mut transaction, "orders/42", Duration::from_secs(5)).await?;
     /// sqlx::query("UPDATE orders SET state = 'paid' WHERE id = 42").execute(&mut *transaction).await?;
     /// println!("alone, under token {token}");
     /// transaction.commit().await?; // and the lock is free
+    /// # }
     /// # Ok(())
     /// # }
     /// ```
