@@ -32,6 +32,7 @@ pub(crate) async fn run(url: &OsString, run: &Run, report: &Report) -> Result<Co
         signal = signals.next() => return Ok(Code::of_signal(signal.as_raw())),
         connected = Locks::connect(text) => connected?,
     };
+    outlives_us(&connected)?;
     let locks = options(connected, run);
     let guard = match wait(&locks, run, &name, &mut signals, report).await? {
         Waited::Granted(guard) => guard,
@@ -48,6 +49,19 @@ pub(crate) async fn run(url: &OsString, run: &Run, report: &Report) -> Result<Co
         }
     };
     Ok(finish(guard, ended, &name, run.on_lost, report).await)
+}
+
+/// Refuses a store that frees our lock the moment we die and lets nobody keep it until the command is dead.
+fn outlives_us(locks: &Locks) -> Result<(), Failure> {
+    let backend = locks.backend();
+    let can = backend.capabilities();
+    let system = |error| Failure::system("cannot keep the lock for the guardian", &error);
+    if can.frees_on_death && can.across_processes && backend.lifeline().map_err(system)?.is_none() {
+        let what = "run with mode=session, where a lock would be free before the command of a killed run \
+                    is dead: use mode=lease";
+        return Err(Error::Unsupported { backend: backend.name(), what: what.into() }.into());
+    }
+    Ok(())
 }
 
 fn options(locks: Locks, run: &Run) -> Locks {

@@ -95,6 +95,24 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
 
     /// Countdown latches, where the store has them.
     fn latches(&self) -> Option<&dyn Latches>;
+
+    /// What locks inside a transaction of the caller's need, where the store has such a thing.
+    fn transactions(&self) -> Option<&dyn Transactions> {
+        None
+    }
+}
+
+/// What a lock inside a transaction needs besides the transaction.
+#[async_trait]
+pub trait Transactions: Send + Sync {
+    /// The name as the store knows it.
+    fn key(&self, name: &Name) -> Vec<u8>;
+
+    /// Makes what there must be to lock, and says which database of which server this is.
+    async fn prepare(&self, key: &[u8]) -> Result<String>;
+
+    /// A token that is larger than all before. Committed apart from the transaction.
+    async fn draw(&self) -> Result<Token>;
 }
 
 /// One hold: proof that the store granted a request, and the means to keep it and to give it back.

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use self::options::{
-    Access, Dialect, Recipe, RedisOptions, SqlOptions, TlsFiles, ZooKeeperOptions,
+    Access, Dialect, Mode, Recipe, RedisOptions, SqlOptions, TlsFiles, ZooKeeperOptions,
 };
 use self::options::{Options, REDIS_DIALECTS, ZOOKEEPER_DIALECTS};
 pub use self::servers::Servers;
@@ -32,12 +32,14 @@ const KNOWN: [(&str, &[&str]); 10] = [
     ("etcds", &["ttl", "prefix", "ca", "cert", "key"]),
     ("zookeeper", &["ttl", "dialect", "acl"]),
     ("zookeepers", &["ttl", "dialect", "acl", "ca", "cert", "key"]),
-    ("postgres", &["ttl", "prefix", "pool", "tls", "ca", "cert", "key"]),
-    ("mysql", &["ttl", "prefix", "pool", "tls", "ca", "cert", "key"]),
+    ("postgres", &["ttl", "prefix", "mode", "pool", "tls", "ca", "cert", "key"]),
+    ("mysql", &["ttl", "prefix", "mode", "pool", "tls", "ca", "cert", "key"]),
 ];
 
 /// How many connections to a database there are at most when nothing else is said.
 const POOL: usize = 4;
+/// The same where each lock has a connection of its own.
+const SESSIONS: usize = 16;
 
 /// Where the locks are.
 ///
@@ -60,7 +62,8 @@ const POOL: usize = 4;
 /// | --- | --- |
 /// | `ttl` | time to live of a hosted lock, `100ms` to `30days`; default 30 s. `zookeeper:`: also that of the session, there by default 10 s |
 /// | `prefix` | what all keys begin with (`redis:`, `etcd:`, `postgres:` and `mysql:`); default nothing |
-/// | `pool` | how many connections to use at most (`postgres:`, besides one that listens, and `mysql:`); default 4 |
+/// | `mode` | what keeps a lock (`postgres:` and `mysql:`): `lease` (default), a row; or `session`, a connection of its own |
+/// | `pool` | how many connections to use at most (`postgres:`, besides one that listens, and `mysql:`); default 4. With `mode=session`: how many locks to hold and to wait for at a time; default 16 |
 /// | `dialect` | with which other clients locks are shared. `redis:`: `redisson` (default), or `plain` for those that use `SET name value NX PX`; `zookeeper:`: `curator` (default) or `kazoo` |
 /// | `acl` | who may use our nodes (`zookeeper:`): `open` (default), or `creator` for those with the same user and password |
 /// | `tls` | `on`: by TLS (`postgres:` and `mysql:`, where each of the following says so too); default `off` |
@@ -306,8 +309,10 @@ impl Url {
             servers if servers.path.is_empty() => "names no database",
             _ if options.prefix.len() > Name::MAX_BYTES => "has a prefix of more than 255 bytes",
             _ => {
-                let (prefix, pool) = (options.prefix, options.pool.unwrap_or(POOL));
-                return Ok(SqlOptions { servers, prefix, pool });
+                let default = if options.mode == Mode::Session { SESSIONS } else { POOL };
+                let (prefix, pool, mode) =
+                    (options.prefix, options.pool.unwrap_or(default), options.mode);
+                return Ok(SqlOptions { servers, prefix, pool, mode });
             }
         };
         let (text, scheme) = (redacted(text), text.split(':').next().unwrap_or_default());
@@ -382,6 +387,8 @@ mod tests {
             ("postgres://me@h", "names no database"),
             ("mysql://me@a,b/db", "more than one server"),
             ("mysql://me@h/db?pool=0", "between 1 and 1000"),
+            ("postgres://me@h/db?mode=fast", "knows no mode \"fast\"; known are: lease, session"),
+            ("redis://h?mode=session", "knows no option \"mode\""),
             ("postgres://me@h/db?tls=maybe", "known are: on, off"),
             ("postgres://me@h/db?tls=off&ca=/x", "leave out"),
             ("postgres://me@h/db?sslmode=require", "knows no option \"sslmode\""),
@@ -469,7 +476,14 @@ mod tests {
         let Scheme::Postgres(options) = parse("postgres://me:p%40w@[::1]:1/db").scheme else {
             panic!("postgres");
         };
-        assert_eq!((options.pool, options.servers.tls), (POOL, None));
+        assert_eq!((options.pool, options.mode, options.servers.tls), (POOL, Mode::Lease, None));
+        let Scheme::MySql(options) = parse("mysql://me@h/db?mode=session").scheme else {
+            panic!("mysql");
+        };
+        assert_eq!((options.pool, options.mode), (SESSIONS, Mode::Session));
+        let Scheme::Postgres(options) = parse("postgres://me:p%40w@[::1]:1/db").scheme else {
+            panic!("postgres");
+        };
         assert_eq!(options.servers.credentials, Some(("me".into(), "p@w".into())));
     }
 

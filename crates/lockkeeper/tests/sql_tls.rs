@@ -51,6 +51,8 @@ async fn two_clients_lock_and_wake_each_other() {
         hand_over(&one, &two).await;
         database.server.restart().await;
         hand_over(&one, &two).await;
+        let session = Locks::connect(&format!("{url}&mode=session")).await.unwrap();
+        session.mutex("x").lock().await.unwrap().release().await.unwrap();
     }
 }
 

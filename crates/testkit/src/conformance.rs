@@ -30,7 +30,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use lockkeeper::backend::{Backend, Capabilities, Status};
-use lockkeeper::{Locks, Name};
+use lockkeeper::{Locks, Mutex, Name, RwLock};
 
 use crate::faulty::{Faults, Faulty};
 use crate::wait::eventually;
@@ -60,6 +60,16 @@ pub(crate) fn can(locks: &Locks, case: &str, need: fn(Capabilities) -> bool) -> 
         not_applicable(case, &format!("{} cannot do that", locks.backend().name()));
     }
     can
+}
+
+/// The mutex, with a place in line at the store where there is such a thing.
+pub fn in_order(locks: &Locks, mutex: Mutex) -> Mutex {
+    if locks.backend().capabilities().fair { mutex.fair() } else { mutex }
+}
+
+/// The same for a read-write lock.
+pub(crate) fn rw_in_order(locks: &Locks, lock: RwLock) -> RwLock {
+    if locks.backend().capabilities().fair_read_write { lock.fair() } else { lock }
 }
 
 /// The marker of the macro says the same as the capabilities, and other processes have a URL.

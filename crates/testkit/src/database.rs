@@ -219,7 +219,12 @@ impl System {
         if let Some(database) = shared.upgrade() {
             return database;
         }
-        let database = Arc::new(self.start(&[]).await);
+        // A lock that lives with a connection needs one.
+        let many: &[&str] = match self {
+            Self::Postgres => &["-cmax_connections=400"],
+            Self::MariaDb => &["--max-connections=400"],
+        };
+        let database = Arc::new(self.start(many).await);
         *shared = Arc::downgrade(&database);
         database
     }
@@ -278,6 +283,12 @@ impl Database {
 /// PgBouncer in transaction mode before a PostgreSQL server: fewer connections than clients, each lent
 /// for one transaction.
 pub async fn pgbouncer(database: &Database) -> Server {
+    pgbouncer_in("transaction", database).await
+}
+
+/// PgBouncer in this mode.
+pub async fn pgbouncer_in(mode: &str, database: &Database) -> Server {
+    let size = if mode == "session" { 50 } else { 3 };
     let config = format!(
         "[databases]
 * = host=127.0.0.1 port={} user=postgres
@@ -286,8 +297,8 @@ listen_addr = 127.0.0.1
 listen_port = {{port}}
 unix_socket_dir =
 auth_type = any
-pool_mode = transaction
-default_pool_size = 3
+pool_mode = {mode}
+default_pool_size = {size}
 max_client_conn = 1000
 ",
         database.server.address().port()
@@ -317,6 +328,7 @@ pub struct DatabaseHarness {
     database: Arc<Database>,
     pooler: Option<Arc<Server>>,
     prefix: u64,
+    options: &'static str,
 }
 
 impl DatabaseHarness {
@@ -327,7 +339,13 @@ impl DatabaseHarness {
         for name in ["here", "elsewhere"] {
             Locks::init(&database.url(name)).await.unwrap();
         }
-        Self { database, pooler: None, prefix: CASES.fetch_add(1, Ordering::Relaxed) }
+        let prefix = CASES.fetch_add(1, Ordering::Relaxed);
+        Self { database, pooler: None, prefix, options: "" }
+    }
+
+    /// With locks that live with connections.
+    pub async fn sessions(system: System) -> Self {
+        Self { options: "&mode=session&pool=50", ..Self::start(system).await }
     }
 
     /// Behind [`pgbouncer`].
@@ -338,7 +356,7 @@ impl DatabaseHarness {
     }
 
     fn at(&self, name: &str) -> String {
-        let url = format!("{}?prefix={}/", self.database.url(name), self.prefix);
+        let url = format!("{}?prefix={}/{}", self.database.url(name), self.prefix, self.options);
         let direct = self.database.server.address().to_string();
         match &self.pooler {
             Some(pooler) => url.replace(&direct, &pooler.address().to_string()),

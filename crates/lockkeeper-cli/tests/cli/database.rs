@@ -38,6 +38,12 @@ fn tables_are_made_on_request_and_a_command_runs_under_a_lock() {
         assert_eq!(code, 75, "the inner one is refused: {err}");
         let (code, out, _) = lockkeeper(&url, &["ls", "--json"]);
         assert_eq!((code, out.trim()), (0, "[]"), "released");
+        // A lock that lives with a connection would be free before the command of a killed run is dead.
+        let session = format!("{url}?mode=session");
+        let (code, _, err) = lockkeeper(&session, &["run", "x", "true"]);
+        assert!(code != 0 && err.contains("mode=lease"), "{code}: {err}");
+        let (code, out, err) = lockkeeper(&session, &["ls", "--json"]);
+        assert_eq!((code, out.trim()), (0, "[]"), "{err}");
     }
 }
 

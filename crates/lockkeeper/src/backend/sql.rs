@@ -67,6 +67,7 @@ mod pool;
 #[cfg(feature = "postgres")]
 mod postgres;
 mod row;
+mod session;
 mod store;
 
 use std::fmt;
@@ -86,6 +87,7 @@ use self::hub::{Hub, Key};
 use self::line::Lines;
 use self::pool::{Pool, statement};
 use self::row::{ClientId, MOST_TOKENS};
+pub use self::session::Transactional;
 use self::store::{After, Guess, Store};
 use super::{Admin, Backend, Capabilities, Hold, Latches, Patience, Request};
 use crate::clock::Instant;
@@ -95,7 +97,7 @@ use crate::model::{Answer, Ask, Place};
 use crate::name::Name;
 use crate::owner::RequestId;
 use crate::token::TokenBlock;
-use crate::url::SqlOptions;
+use crate::url::{Mode, SqlOptions};
 use crate::wait::pause;
 
 /// How long a waiter that does not ask again keeps its place.
@@ -118,7 +120,11 @@ const PURGE: u32 = 300;
 /// reached, refuses us, or has no tables of ours.
 #[cfg(feature = "postgres")]
 pub async fn postgres(place: String, options: &SqlOptions) -> Result<Arc<dyn Backend>> {
-    Ok(Sql::connect(postgres::Postgres::new(options)?, place, options).await?)
+    let dialect = postgres::Postgres::new(options)?;
+    match options.mode {
+        Mode::Lease => Ok(Sql::connect(dialect, place, options).await?),
+        Mode::Session => Ok(session::Session::connect(dialect, place, options).await?),
+    }
 }
 
 /// Makes the tables in a PostgreSQL database; where they are, nothing.
@@ -138,7 +144,11 @@ pub async fn init_postgres(options: &SqlOptions) -> Result<()> {
 /// As for [`postgres`].
 #[cfg(feature = "mysql")]
 pub async fn mysql(place: String, options: &SqlOptions) -> Result<Arc<dyn Backend>> {
-    Ok(Sql::connect(mysql::MySql::new(options)?, place, options).await?)
+    let dialect = mysql::MySql::new(options)?;
+    match options.mode {
+        Mode::Lease => Ok(Sql::connect(dialect, place, options).await?),
+        Mode::Session => Ok(session::Session::connect(dialect, place, options).await?),
+    }
 }
 
 /// Makes the tables in a MySQL or MariaDB database; where they are, nothing.

@@ -66,8 +66,21 @@ pub struct SqlOptions {
     pub servers: Servers,
     /// What all names in the table begin with.
     pub prefix: String,
-    /// At most so many connections, besides the one that listens.
+    /// At most so many connections: [`Mode::Lease`] besides the one that listens, [`Mode::Session`] for
+    /// locks that are held or waited for.
     pub pool: usize,
+    /// What keeps a lock.
+    pub mode: Mode,
+}
+
+/// What keeps a lock in a database.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Mode {
+    /// A row with a lease.
+    #[default]
+    Lease,
+    /// A connection: the server frees the lock the moment it ends.
+    Session,
 }
 
 #[cfg(any(feature = "mysql", feature = "postgres"))]
@@ -103,6 +116,7 @@ pub(super) struct Options {
     pub(super) prefix: String,
     pub(super) access: Access,
     pub(super) pool: Option<usize>,
+    pub(super) mode: Mode,
     tls: Option<bool>,
     dialect: Option<String>,
     ca: Option<PathBuf>,
@@ -120,6 +134,7 @@ impl Options {
                 "prefix" => options.prefix = decode(value)?,
                 "dialect" => options.dialect = Some(value.to_owned()),
                 "tls" => options.tls = Some(one_of("tls", value, &SWITCH)?),
+                "mode" => options.mode = one_of("mode", value, &MODES)?,
                 "pool" => options.pool = Some(pool(value)?),
                 "acl" => options.access = one_of("acl", value, &ACCESS)?,
                 "ca" => options.ca = Some(file(name, value)?),
@@ -171,6 +186,7 @@ pub(super) const REDIS_DIALECTS: [(&str, Dialect); 2] =
 pub(super) const ZOOKEEPER_DIALECTS: [(&str, Recipe); 2] =
     [("curator", Recipe::Curator), ("kazoo", Recipe::Kazoo)];
 const SWITCH: [(&str, bool); 2] = [("on", true), ("off", false)];
+const MODES: [(&str, Mode); 2] = [("lease", Mode::Lease), ("session", Mode::Session)];
 const ACCESS: [(&str, Access); 2] = [("open", Access::Open), ("creator", Access::Creator)];
 
 fn one_of<T: Copy>(option: &str, value: &str, known: &[(&str, T)]) -> Result<T> {

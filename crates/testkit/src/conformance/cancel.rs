@@ -7,7 +7,7 @@ use std::time::Duration;
 use futures_util::poll;
 use lockkeeper::{Guard, Locks, Result};
 
-use super::{Harness, idle};
+use super::{Harness, idle, in_order, rw_in_order};
 use crate::random::Random;
 use crate::wait::soon;
 
@@ -15,10 +15,11 @@ use crate::wait::soon;
 async fn any(locks: &Locks, kind: u64) -> Result<Guard> {
     match kind {
         0 => locks.mutex("x").lock().await,
-        1 => locks.mutex("x").fair().lock().await,
+        1 => in_order(locks, locks.mutex("x")).lock().await,
         2 => locks.lease(Duration::from_secs(60)).mutex("x").lock().await,
+        3 | 4 if !locks.backend().capabilities().read_write => locks.mutex("x").lock().await,
         3 => locks.rw_lock("x").read().await,
-        4 => locks.rw_lock("x").fair().write().await.map(Into::into),
+        4 => rw_in_order(locks, locks.rw_lock("x")).write().await.map(Into::into),
         _ => locks.owned_by(&locks.new_owner()).mutex("x").lock().await,
     }
 }
@@ -76,7 +77,7 @@ pub async fn cancel_after_some_polls_leaves_nothing(harness: &dyn Harness) {
             drop(drop_after(polls, any(&locks, kind)).await);
             idle(&other, "x").await;
             // Taken: dropped in line.
-            let taken = other.mutex("x").fair().lock().await.unwrap();
+            let taken = in_order(&other, other.mutex("x")).lock().await.unwrap();
             let waited = drop_after(polls, any(&locks, kind)).await;
             assert!(waited.is_none(), "taken");
             super::queued(&other, "x", 0).await;

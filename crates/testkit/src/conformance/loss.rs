@@ -7,7 +7,7 @@ use std::time::Duration;
 use lockkeeper::clock::Instant;
 use lockkeeper::{Cause, Error, Guard};
 
-use super::{Harness, faulty, idle, show};
+use super::{Harness, can, faulty, idle, in_order, show};
 use crate::faulty::Mode;
 use crate::wait::{eventually, soon};
 
@@ -32,8 +32,14 @@ async fn lost_in_time(guard: &Guard) {
 pub async fn a_fixed_lease_is_lost_before_it_expires(harness: &dyn Harness) {
     let (locks, other) = (harness.locks().await.lease(LEASE), harness.locks().await);
     let mutex = locks.mutex("a").lock().await.unwrap();
-    let reader = locks.rw_lock("b").read().await.unwrap();
-    let permit = locks.semaphore("c", 2).acquire().await.unwrap();
+    let reader = match can(&locks, "a reader", |can| can.read_write) {
+        true => locks.rw_lock("b").read().await.unwrap(),
+        false => locks.mutex("b").lock().await.unwrap(),
+    };
+    let permit = match can(&locks, "a permit", |can| can.permits) {
+        true => locks.semaphore("c", 2).acquire().await.unwrap(),
+        false => locks.mutex("c").lock().await.unwrap(),
+    };
     assert!(mutex.remaining().is_some_and(|left| left < LEASE));
     tokio::join!(lost_in_time(&mutex), lost_in_time(&reader), lost_in_time(&permit));
     idle(&other, "a").await;
@@ -45,7 +51,8 @@ pub async fn a_fixed_lease_is_lost_before_it_expires(harness: &dyn Harness) {
 pub async fn failed_renewals_lose_before_expiry(harness: &dyn Harness) {
     let (locks, faults) = faulty(harness).await;
     faults.renew.set(Mode::Fail);
-    let guard = locks.ttl(LEASE).mutex("x").fair().lock().await.unwrap();
+    let locks = locks.ttl(LEASE);
+    let guard = in_order(&locks, locks.mutex("x")).lock().await.unwrap();
     lost_in_time(&guard).await;
     assert!(faults.renew.begun() > 1, "tried again: {}", faults.renew.begun());
     assert_eq!(faults.renew.done(), 0);
@@ -56,7 +63,8 @@ pub async fn unanswered_renewals_lose_before_expiry(harness: &dyn Harness) {
     let (locks, faults) = faulty(harness).await;
     faults.renew.set(Mode::Hang);
     let locks = locks.ttl(LEASE);
-    let (cohort, direct) = (locks.mutex("x").lock().await, locks.mutex("y").fair().lock().await);
+    let direct = in_order(&locks, locks.mutex("y"));
+    let (cohort, direct) = (locks.mutex("x").lock().await, direct.lock().await);
     let (cohort, direct) = (cohort.unwrap(), direct.unwrap());
     tokio::join!(lost_in_time(&cohort), lost_in_time(&direct));
     assert!(faults.renew.begun() > 1, "tried again: {}", faults.renew.begun());

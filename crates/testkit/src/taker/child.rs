@@ -9,6 +9,7 @@ use lockkeeper::{Guard, Locks};
 use tokio::sync::mpsc;
 
 use super::MARK;
+use crate::conformance::in_order;
 use crate::register::FileRegister;
 
 type Answer = Result<String, Box<dyn std::error::Error + Send + Sync>>;
@@ -119,7 +120,7 @@ async fn take(
     Ok(match how {
         "lock" => Some(locks.mutex(name).lock().await?),
         "try" => locks.mutex(name).try_lock().await?,
-        "fair" => Some(locks.mutex(name).fair().lock().await?),
+        "fair" => Some(in_order(&locks, locks.mutex(name)).lock().await?),
         "read" => Some(locks.rw_lock(name).read().await?),
         "write" => Some(locks.rw_lock(name).write().await?.into()),
         "permit" => Some(locks.semaphore(name, permits).acquire().await?),

@@ -105,7 +105,7 @@ async fn connect(
 }
 
 /// Whether a session of ours is not always the same at the server, or the same as another of ours.
-async fn shares_connections(
+pub(super) async fn shares_connections(
     listener: &mut PgListener,
     pool: &Pool<Postgres>,
 ) -> Result<bool, Fault> {

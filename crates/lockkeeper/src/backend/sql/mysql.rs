@@ -63,7 +63,7 @@ impl MySql {
     }
 }
 
-fn binary(bytes: &[u8]) -> String {
+pub(super) fn binary(bytes: &[u8]) -> String {
     format!("x'{}'", hex(bytes))
 }
 
@@ -82,7 +82,7 @@ fn is_known(key: &[u8], Known { epoch, version }: Known) -> String {
 }
 
 /// The number of the server's own error.
-fn code(error: &sqlx::Error) -> Option<u16> {
+pub(super) fn code(error: &sqlx::Error) -> Option<u16> {
     use sqlx::mysql::MySqlDatabaseError;
     Some(error.as_database_error()?.try_downcast_ref::<MySqlDatabaseError>()?.number())
 }

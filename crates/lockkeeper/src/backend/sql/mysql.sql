@@ -22,4 +22,10 @@ INSERT IGNORE INTO lockkeeper_turns
     WITH four AS (SELECT 0 AS n UNION SELECT 1 UNION SELECT 2 UNION SELECT 3)
     SELECT a.n + 4 * b.n + 16 * c.n + 64 * d.n + 256 * e.n
     FROM four AS a, four AS b, four AS c, four AS d, four AS e;
+-- A row per name that was locked in a transaction with mode=session; deleted some day.
+CREATE TABLE IF NOT EXISTS lockkeeper_rows (
+    name VARBINARY(510) NOT NULL PRIMARY KEY,
+    made DATETIME NOT NULL,
+    KEY (made)
+) ENGINE = InnoDB;
 INSERT IGNORE INTO lockkeeper_meta (one, version) VALUES (TRUE, 1);

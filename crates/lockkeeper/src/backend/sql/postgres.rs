@@ -95,7 +95,7 @@ impl Postgres {
     }
 }
 
-fn bytea(bytes: &[u8]) -> String {
+pub(super) fn bytea(bytes: &[u8]) -> String {
     format!("decode('{}', 'hex')", hex(bytes))
 }
 
@@ -177,11 +177,11 @@ async fn change(
     Ok(!told.is_empty())
 }
 
-fn strange(what: &'static str) -> sqlx::Error {
+pub(super) fn strange(what: &'static str) -> sqlx::Error {
     sqlx::Error::Decode(what.into())
 }
 
-fn number(value: i64) -> Result<u64, sqlx::Error> {
+pub(super) fn number(value: i64) -> Result<u64, sqlx::Error> {
     u64::try_from(value).map_err(|_| strange("a number below zero"))
 }
 
