@@ -49,7 +49,8 @@ async fn start_with(system: System, arguments: &[&str]) -> Database {
             "CREATE USER app; \
              GRANT SELECT, INSERT, UPDATE, DELETE ON here.lockkeeper_names TO app; \
              GRANT SELECT, INSERT, UPDATE, DELETE ON here.lockkeeper_rows TO app; \
-             GRANT SELECT, UPDATE ON here.lockkeeper_meta TO app"
+             GRANT SELECT, UPDATE ON here.lockkeeper_meta TO app; \
+             GRANT SELECT, UPDATE ON here.lockkeeper_turns TO app"
         }
     };
     database.operator("here", rights);
