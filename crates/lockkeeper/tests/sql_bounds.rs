@@ -11,25 +11,7 @@ use testkit::database::{Database, System};
 use testkit::proxy::Proxy;
 use testkit::wait::{eventually, soon};
 
-/// Each case on both systems.
-macro_rules! on_both {
-    ($($case:ident)+) => {
-        mod postgres {
-            $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-            async fn $case() {
-                super::$case(testkit::database::System::Postgres).await;
-            })+
-        }
-        mod mariadb {
-            $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-            async fn $case() {
-                super::$case(testkit::database::System::MariaDb).await;
-            })+
-        }
-    };
-}
-
-on_both! {
+testkit::on_both_databases! {
     the_wait_for_a_connection_is_bounded
     connections_that_have_all_gone_silent_cost_one_answer
     a_hold_is_renewed_while_everything_else_is_held_up

@@ -11,25 +11,7 @@ use testkit::database::{Database, System};
 use testkit::proxy::{Proxy, Way};
 use testkit::wait::{eventually, soon};
 
-/// Each case on both systems.
-macro_rules! on_both {
-    ($($case:ident)+) => {
-        mod postgres {
-            $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-            async fn $case() {
-                super::$case(testkit::database::System::Postgres).await;
-            })+
-        }
-        mod mariadb {
-            $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-            async fn $case() {
-                super::$case(testkit::database::System::MariaDb).await;
-            })+
-        }
-    };
-}
-
-on_both! {
+testkit::on_both_databases! {
     a_lost_reply_to_acquire_is_asked_for_again
     a_connection_that_breaks_at_any_point_of_a_step_costs_nothing
     giving_up_without_an_answer_leaves_nothing

@@ -13,25 +13,7 @@ use testkit::database::{Database, System};
 use testkit::proxy::{Proxy, Way};
 use testkit::wait::{eventually, soon};
 
-/// Each case on both systems.
-macro_rules! on_both {
-    ($($case:ident)+) => {
-        mod postgres {
-            $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-            async fn $case() {
-                super::$case(testkit::database::System::Postgres).await;
-            })+
-        }
-        mod mariadb {
-            $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-            async fn $case() {
-                super::$case(testkit::database::System::MariaDb).await;
-            })+
-        }
-    };
-}
-
-on_both! {
+testkit::on_both_databases! {
     those_granted_in_one_step_do_not_end_each_other
     a_slow_insert_gets_no_token_from_before_it_was_granted
     many_count_downs_in_one_step_count_once

@@ -12,25 +12,7 @@ use lockkeeper::{Error, Locks, Name, RequestId};
 use testkit::database::{Database, System};
 use testkit::wait::{eventually, soon};
 
-/// Each case on both systems.
-macro_rules! on_both {
-    ($($case:ident)+) => {
-        mod postgres {
-            $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-            async fn $case() {
-                super::$case(testkit::database::System::Postgres).await;
-            })+
-        }
-        mod mariadb {
-            $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-            async fn $case() {
-                super::$case(testkit::database::System::MariaDb).await;
-            })+
-        }
-    };
-}
-
-on_both! {
+testkit::on_both_databases! {
     tables_that_are_missing_or_newer_are_refused
     tables_are_made_once_by_however_many
     a_user_with_few_rights_is_enough

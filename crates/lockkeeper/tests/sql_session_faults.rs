@@ -13,25 +13,7 @@ use testkit::proxy::{Proxy, Way};
 use testkit::taker::Taker;
 use testkit::wait::{eventually, soon};
 
-/// Each case on both systems.
-macro_rules! on_both {
-    ($($case:ident)+) => {
-        mod postgres {
-            $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-            async fn $case() {
-                super::$case(testkit::database::System::Postgres).await;
-            })+
-        }
-        mod mariadb {
-            $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-            async fn $case() {
-                super::$case(testkit::database::System::MariaDb).await;
-            })+
-        }
-    };
-}
-
-on_both! {
+testkit::on_both_databases! {
     a_connection_that_the_server_ends_is_a_loss_at_once
     a_waiter_whose_connection_the_server_ends_asks_again
     connections_that_the_server_ends_all_the_time
@@ -50,20 +32,7 @@ on_both! {
 async fn start_with(system: System, arguments: &[&str]) -> Database {
     let database = system.start(arguments).await;
     Locks::init(&database.url("here")).await.unwrap();
-    let rights = match system {
-        System::Postgres => {
-            "CREATE USER app; GRANT SELECT, INSERT, UPDATE, DELETE ON lockkeeper_names TO app; \
-             GRANT SELECT, UPDATE ON lockkeeper_meta TO app"
-        }
-        System::MariaDb => {
-            "CREATE USER app; \
-             GRANT SELECT, INSERT, UPDATE, DELETE ON here.lockkeeper_names TO app; \
-             GRANT SELECT, INSERT, UPDATE, DELETE ON here.lockkeeper_rows TO app; \
-             GRANT SELECT, UPDATE ON here.lockkeeper_meta TO app; \
-             GRANT SELECT, UPDATE ON here.lockkeeper_turns TO app"
-        }
-    };
-    database.operator("here", rights);
+    database.let_app_in();
     database
 }
 

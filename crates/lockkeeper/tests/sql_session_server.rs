@@ -10,25 +10,7 @@ use testkit::database::{self, Database, System};
 use testkit::taker::Taker;
 use testkit::wait::{eventually, soon};
 
-/// Each case on both systems.
-macro_rules! on_both {
-    ($($case:ident)+) => {
-        mod postgres {
-            $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-            async fn $case() {
-                super::$case(testkit::database::System::Postgres).await;
-            })+
-        }
-        mod mariadb {
-            $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-            async fn $case() {
-                super::$case(testkit::database::System::MariaDb).await;
-            })+
-        }
-    };
-}
-
-on_both! {
+testkit::on_both_databases! {
     more_locks_than_connections_is_an_error_that_says_so
     no_connection_left_is_an_error_that_says_so
     tokens_grow_from_one_mode_to_the_other
@@ -40,20 +22,7 @@ on_both! {
 async fn start_with(system: System, arguments: &[&str]) -> Database {
     let database = system.start(arguments).await;
     Locks::init(&database.url("here")).await.unwrap();
-    let rights = match system {
-        System::Postgres => {
-            "CREATE USER app; GRANT SELECT, INSERT, UPDATE, DELETE ON lockkeeper_names TO app; \
-             GRANT SELECT, UPDATE ON lockkeeper_meta TO app"
-        }
-        System::MariaDb => {
-            "CREATE USER app; \
-             GRANT SELECT, INSERT, UPDATE, DELETE ON here.lockkeeper_names TO app; \
-             GRANT SELECT, INSERT, UPDATE, DELETE ON here.lockkeeper_rows TO app; \
-             GRANT SELECT, UPDATE ON here.lockkeeper_meta TO app; \
-             GRANT SELECT, UPDATE ON here.lockkeeper_turns TO app"
-        }
-    };
-    database.operator("here", rights);
+    database.let_app_in();
     database
 }
 

@@ -249,6 +249,24 @@ impl Database {
         format!("{}://{user}@{}/{database}", self.system.scheme(), self.server.address())
     }
 
+    /// Makes a user `app` who has no more rights in `here` than docs/OPERATIONS.md says.
+    pub fn let_app_in(&self) {
+        let rights = match self.system {
+            System::Postgres => {
+                "CREATE USER app; GRANT SELECT, INSERT, UPDATE, DELETE ON lockkeeper_names TO app; \
+                 GRANT SELECT, UPDATE ON lockkeeper_meta TO app"
+            }
+            System::MariaDb => {
+                "CREATE USER app; \
+                 GRANT SELECT, INSERT, UPDATE, DELETE ON here.lockkeeper_names TO app; \
+                 GRANT SELECT, INSERT, UPDATE, DELETE ON here.lockkeeper_rows TO app; \
+                 GRANT SELECT, UPDATE ON here.lockkeeper_meta TO app; \
+                 GRANT SELECT, UPDATE ON here.lockkeeper_turns TO app"
+            }
+        };
+        self.operator("here", rights);
+    }
+
     /// What an operator types, and is answered: one row on a line, columns with a bar between them.
     ///
     /// # Panics
@@ -378,4 +396,23 @@ impl Harness for DatabaseHarness {
     fn url(&self) -> Option<String> {
         Some(self.at("here"))
     }
+}
+
+/// Each case on both systems: a function of the module that takes the [`System`].
+#[macro_export]
+macro_rules! on_both_databases {
+    ($($case:ident)+) => {
+        mod postgres {
+            $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn $case() {
+                super::$case($crate::database::System::Postgres).await;
+            })+
+        }
+        mod mariadb {
+            $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn $case() {
+                super::$case($crate::database::System::MariaDb).await;
+            })+
+        }
+    };
 }
