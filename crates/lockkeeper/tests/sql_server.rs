@@ -427,7 +427,13 @@ async fn start_counting(system: System) -> Database {
 /// How many there were. On MariaDB the operator's own question counts.
 fn statements(system: System, database: &Database) -> usize {
     match system {
-        System::Postgres => database.server.log().matches("LOG:  statement: ").count(),
+        System::Postgres => {
+            let log = database.server.log();
+            ["LOG:  statement: ", "LOG:  execute "]
+                .map(|line| log.matches(line).count())
+                .iter()
+                .sum()
+        }
         System::MariaDb => {
             let sql = "SELECT variable_value FROM information_schema.global_status \
                        WHERE variable_name = 'Questions'";
