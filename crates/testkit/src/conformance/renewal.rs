@@ -18,12 +18,14 @@ pub async fn renewal_never_outlives_the_guard(harness: &dyn Harness) {
     let mut random = Random::seeded();
     // As short as can be, so that many are held at the moment when a renewal is due.
     let locks = locks.ttl(Term::MIN);
-    let names: usize = if locks.backend().capabilities().fair { 250 } else { 40 };
+    // Not more at a time than any store can serve within such a lease.
+    let names = 40;
+    let rounds = if locks.backend().capabilities().fair { 250 } else { 40 };
     let tasks: Vec<_> = (0..names)
         .map(|at| {
             let (locks, mut random) = (locks.clone(), random.fork());
             tokio::spawn(async move {
-                for _ in 0..40 {
+                for _ in 0..rounds {
                     let mutex = locks.mutex(format!("x{at}"));
                     let mutex = if at % 2 == 0 { in_order(&locks, mutex) } else { mutex };
                     let guard = mutex.lock().await.unwrap();
@@ -45,9 +47,9 @@ pub async fn renewal_never_outlives_the_guard(harness: &dyn Harness) {
     for task in tasks {
         task.await.unwrap();
     }
-    eventually("all are given back", async || faults.release.done() >= 40 * names).await;
+    eventually("all are given back", async || faults.release.done() >= names * rounds).await;
     let renewed = faults.renew.begun();
-    assert!(renewed > 4 * names, "only {renewed} renewals: the test tests nothing");
+    assert!(renewed > names * rounds / 10, "only {renewed} renewals: the test tests nothing");
     assert_eq!(faults.renewed_after_release(), 0, "of {renewed} renewals");
 }
 
