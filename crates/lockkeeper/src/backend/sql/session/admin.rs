@@ -144,7 +144,7 @@ impl<D: Ties> Session<D> {
             }
             if late > Duration::ZERO {
                 for seen in left {
-                    statement!(pool, end, seen.held.session, Some(&seen.held.lock))?;
+                    statement!(pool, end, seen.held.session, key, true, Duration::ZERO)?;
                 }
             }
             tokio::time::sleep(LOOK).await;

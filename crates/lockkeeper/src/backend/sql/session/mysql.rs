@@ -269,16 +269,24 @@ impl Ties for MySql {
     async fn end(
         connection: &mut MySqlConnection,
         session: u64,
-        lock: Option<&str>,
+        key: &[u8],
+        held: bool,
+        since: Duration,
     ) -> Result<(), sqlx::Error> {
-        // Numbers begin again when the server does.
-        let ours = match lock {
-            Some(lock) => format!("SELECT 1 FROM DUAL WHERE IS_USED_LOCK('{lock}') = {session}"),
-            None => format!(
-                "SELECT 1 FROM information_schema.PROCESSLIST \
+        // Numbers begin again when the server does, and then there is nothing left to end.
+        let up = sqlx::raw_sql("SHOW GLOBAL STATUS LIKE 'Uptime'").fetch_one(&mut *connection);
+        let up = string(&up.await?, 1)?.and_then(|seconds| seconds.parse::<u64>().ok());
+        if up.is_some_and(|seconds| seconds < since.as_secs()) {
+            return Ok(());
+        }
+        let mut ours =
+            format!("SELECT 1 FROM DUAL WHERE IS_USED_LOCK({}) = {session}", called(key));
+        if !held {
+            ours += &format!(
+                " UNION SELECT 1 FROM information_schema.PROCESSLIST \
                  WHERE ID = {session} AND INFO LIKE '%{WAITS}%'"
-            ),
-        };
+            );
+        }
         if text(ours).fetch_optional(&mut *connection).await?.is_none() {
             return Ok(());
         }
