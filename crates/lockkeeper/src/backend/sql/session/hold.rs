@@ -255,7 +255,9 @@ impl Hold for SessionHold {
     }
 
     async fn release(self: Arc<Self>) -> Result<Release> {
-        match self.order(Order::Release).await {
+        // The task may be waiting for an answer to something else for much longer. It does this next.
+        let told = tokio::time::timeout(2 * STATEMENT_TIME, self.order(Order::Release)).await;
+        match told.unwrap_or(Some(Err(Fault::Silent))) {
             Some(released) => released.map_err(|fault| self.error(fault, "releasing")),
             None => Ok(Release::NotHeld),
         }

@@ -256,11 +256,12 @@ impl Ties for MySql {
                 "BEGIN; SELECT 1 FROM lockkeeper_rows WHERE name = {name} AND {OLD} FOR UPDATE NOWAIT; \
                  DELETE FROM lockkeeper_rows WHERE name = {name} AND {OLD}; COMMIT"
             );
-            match text(sql).execute(&mut *connection).await {
-                Err(error) if matches!(code(&error), Some(1205 | 3572)) => {
-                    sqlx::raw_sql("ROLLBACK").execute(&mut *connection).await?;
+            if let Err(error) = text(sql).execute(&mut *connection).await {
+                // Others use this connection.
+                sqlx::raw_sql("ROLLBACK").execute(&mut *connection).await?;
+                if !matches!(code(&error), Some(1205 | 3572)) {
+                    return Err(error);
                 }
-                deleted => drop(deleted?),
             }
         }
         Ok(())
