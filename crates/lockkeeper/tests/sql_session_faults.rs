@@ -20,6 +20,8 @@ testkit::on_both_databases! {
     a_restart_loses_what_is_held_and_keeps_who_waits
     a_lost_reply_to_a_session_leaves_no_orphan
     a_session_that_is_cut_at_any_point_leaves_nothing
+    a_grant_that_is_never_heard_of_is_undone
+    a_release_does_not_wait_for_a_sign_of_life
     a_holder_that_is_cut_off_knows_before_others_are_granted
     a_waiter_that_gives_up_leaves_the_server_at_once
     deadlines_hold_whatever_the_server_does
@@ -213,6 +215,42 @@ async fn a_lost_reply_to_a_session_leaves_no_orphan(system: System) {
         let next = soon("no orphan", direct.mutex("x").lock()).await.unwrap();
         next.release().await.unwrap();
     }
+}
+
+/// The network swallows the answer and forgets the connection: neither side hears that it has ended.
+async fn a_grant_that_is_never_heard_of_is_undone(system: System) {
+    let place = share(system, "agtinhoiu").await;
+    let direct = place.connect().await;
+    let (locks, proxy) = place.through().await;
+    // A session and a connection for errands that are there already.
+    let mutex = locks.lease(Duration::from_secs(600)).mutex("x");
+    mutex.lock().await.unwrap().release().await.unwrap();
+    proxy.delay(Way::Down, Duration::from_secs(600));
+    let locking = tokio::spawn(async move { mutex.lock().await });
+    let taken = async || direct.admin().show(&name("x")).await.unwrap().kind.is_some();
+    eventually("granted", taken).await;
+    proxy.silence();
+    proxy.delay(Way::Down, Duration::ZERO);
+    let guard = soon("asked again", locking).await.unwrap().unwrap();
+    guard.release().await.unwrap();
+}
+
+/// A connection may be silent for long under a long lease; whoever releases it is told soon all the same.
+async fn a_release_does_not_wait_for_a_sign_of_life(system: System) {
+    let place = share(system, "ardnwfasol").await;
+    let (locks, proxy) = place.through().await;
+    let held = locks.lease(Duration::from_secs(600)).mutex("x").lock().await.unwrap();
+    proxy.freeze();
+    // It is asked every second whether it is there. If not by now, there is less to wait for.
+    tokio::time::sleep(Duration::from_millis(1500)).await;
+    let since = Instant::now();
+    let error = soon("an answer", held.release()).await.unwrap_err();
+    let took = Instant::now().since(since);
+    assert!(matches!(error, Error::Unknown { .. }), "{error}");
+    assert!(took < Duration::from_secs(6), "{took:?}");
+    proxy.pass();
+    let next = soon("released after all", place.connect().await.mutex("x").lock()).await.unwrap();
+    next.release().await.unwrap();
 }
 
 /// Cut after so many bytes, up and down.

@@ -223,6 +223,8 @@ async fn pump(
     loop {
         let read = from.read(&mut buffer).await?;
         if read == 0 {
+            // An end does not get through either.
+            let _ = watching.wait_for(|state| number >= state.silent).await;
             return Ok(());
         }
         let passes = |state: &State| state.link == Link::Pass && number >= state.silent;

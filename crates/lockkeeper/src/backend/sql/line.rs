@@ -129,10 +129,11 @@ impl<D: Dialect> Lines<D> {
             if let Some(expiry) = line.expiry.lock().take() {
                 pace.expiry = expiry;
             }
+            // Before the look at it, or a change in between would go unnoticed.
+            let changed = hub.changed.notified();
             let due = pace.due(line.keep(hub.hears()), hub.hears());
             let now = Instant::now();
             if now < due {
-                let changed = hub.changed.notified();
                 tokio::select! {
                     () = tokio::time::sleep(due.since(now)) => {}
                     () = line.joined.notified() => {}

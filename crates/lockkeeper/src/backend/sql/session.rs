@@ -60,7 +60,7 @@ use async_trait::async_trait;
 use parking_lot::Mutex;
 
 use self::hold::{Book, Care, Facts, SessionHold};
-use self::sessions::{Sessions, Tied, ask};
+use self::sessions::{Aim, Sessions, Tied, ask};
 use self::ties::{Held, Ties, Wanted, new_row};
 pub use self::transaction::Transactional;
 use super::dialect::Inserted;
@@ -207,6 +207,7 @@ impl<D: Ties> Session<D> {
         let ttl = request.term.ttl().min(D::LONGEST);
         let (shared, owner) = (request.kind.is_shared(), &request.owner);
         let mut wanted = Wanted { key, shared, ttl, owner };
+        tied.aim = Some(Aim { key: key.to_vec(), ttl });
         let mut granted = match ask!(&mut tied, STATEMENT_TIME, lock, &wanted, Duration::ZERO) {
             // One that the server has ended since it was used.
             Err(Fault::Broken(_)) if !tied.fresh => {
@@ -256,7 +257,7 @@ impl<D: Ties> Session<D> {
             session: tied.number,
             evicted: None,
         };
-        tied.lock = Some(held.lock.clone());
+        tied.held = true;
         let row = new_row();
         let written = Written { token: 0, ends: NEVER, state: serde_json::to_vec(&held)? };
         let ttl = request.term.ttl().min(D::LONGEST);

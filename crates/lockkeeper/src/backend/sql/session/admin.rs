@@ -21,6 +21,8 @@ use crate::token::{Token, TokenBlock};
 
 /// How long a holder that is alive may take to find out that it is evicted.
 const OBEDIENCE: Duration = Duration::from_secs(4);
+/// The state of a row that is there for its epoch only, and for a moment.
+const DRAWN: &[u8] = b"{}";
 /// Between two looks whether it has.
 const LOOK: Duration = Duration::from_millis(50);
 
@@ -66,10 +68,13 @@ impl<D: Ties> Session<D> {
         for row in statement!(pool, keys, ROWS)? {
             let (now, raw) = statement!(pool, load, &row, false)?;
             let Some(raw) = raw else { continue };
-            let Ok(held) = serde_json::from_slice::<Held>(&raw.state) else { continue };
-            let age = now.saturating_sub(raw.clock.unwrap_or(now));
+            let age = Duration::from_micros(now.saturating_sub(raw.clock.unwrap_or(now)));
             let known = Known { epoch: raw.epoch, version: raw.version };
-            all.push(Seen { row, known, held, age: Duration::from_micros(age) });
+            if raw.state == DRAWN && age > OUTAGE {
+                statement!(pool, delete, &row, known, false, &[], false)?;
+            }
+            let Ok(held) = serde_json::from_slice::<Held>(&raw.state) else { continue };
+            all.push(Seen { row, known, held, age });
         }
         let mut locks: HashMap<String, Vec<u8>> = all
             .iter()
@@ -107,7 +112,7 @@ impl<D: Ties> Session<D> {
     pub(super) async fn draw(&self) -> Result<TokenBlock, Fault> {
         let pool = &self.sessions.pool;
         let row = new_row();
-        let written = Written { token: 0, ends: 0, state: b"{}".to_vec() };
+        let written = Written { token: 0, ends: 0, state: DRAWN.to_vec() };
         let Inserted::Done(epoch) = statement!(pool, insert, &row, &written, super::NEVER, false)?
         else {
             return Err(Fault::Contended);
@@ -144,7 +149,7 @@ impl<D: Ties> Session<D> {
             }
             if late > Duration::ZERO {
                 for seen in left {
-                    statement!(pool, end, seen.held.session, Some(&seen.held.lock))?;
+                    statement!(pool, end, seen.held.session, key, true, Duration::ZERO)?;
                 }
             }
             tokio::time::sleep(LOOK).await;

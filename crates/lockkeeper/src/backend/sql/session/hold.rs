@@ -145,13 +145,12 @@ impl<D: Ties> Care<D> {
     }
 
     /// Lets go of what is lost: told first, then free for others.
-    async fn lose(mut self, cause: Cause) {
+    async fn lose(self, cause: Cause) {
         let ended = cause == Cause::Gone;
         self.facts.loss.declare(cause);
-        match &mut self.tied {
-            Some(tied) if ended => tied.session = None,
-            // Whatever comes of it: the session is over in any case.
-            _ => drop(self.release().await),
+        // Whatever comes of it: the session is over in any case, also if only our end of it has heard so.
+        if !ended {
+            drop(self.release().await);
         }
     }
 }
@@ -256,7 +255,9 @@ impl Hold for SessionHold {
     }
 
     async fn release(self: Arc<Self>) -> Result<Release> {
-        match self.order(Order::Release).await {
+        // The task may be waiting for an answer to something else for much longer. It does this next.
+        let told = tokio::time::timeout(2 * STATEMENT_TIME, self.order(Order::Release)).await;
+        match told.unwrap_or(Some(Err(Fault::Silent))) {
             Some(released) => released.map_err(|fault| self.error(fault, "releasing")),
             None => Ok(Release::NotHeld),
         }

@@ -228,36 +228,66 @@ impl Ties for MySql {
 
     async fn make_row(connection: &mut MySqlConnection, key: &[u8]) -> Result<(), sqlx::Error> {
         let key = binary(key);
-        // Inserting would wait for whoever has locked the row.
-        let sql = format!("SELECT 1 FROM lockkeeper_rows WHERE name = {key}");
+        // Inserting would wait for whoever has locked the row, or has just made it.
+        let sql = format!(
+            "SET TRANSACTION ISOLATION LEVEL READ UNCOMMITTED; \
+             SELECT 1 FROM lockkeeper_rows WHERE name = {key}"
+        );
         if text(sql).fetch_optional(&mut *connection).await?.is_some() {
             return Ok(());
         }
         let sql = format!(
             "INSERT IGNORE INTO lockkeeper_rows (name, made) VALUES ({key}, UTC_TIMESTAMP())"
         );
-        text(sql).execute(connection).await.map(drop)
+        match text(sql).execute(connection).await {
+            // Somebody is about to make it. If not, the transaction will.
+            Err(error) if code(&error) == Some(1205) => Ok(()),
+            made => made.map(drop),
+        }
     }
 
     async fn purge_rows(connection: &mut MySqlConnection) -> Result<(), sqlx::Error> {
-        let sql =
-            "DELETE FROM lockkeeper_rows WHERE made < UTC_TIMESTAMP() - INTERVAL 7 DAY LIMIT 1000";
-        sqlx::raw_sql(sql).execute(connection).await.map(drop)
+        const OLD: &str = "made < UTC_TIMESTAMP() - INTERVAL 7 DAY";
+        let sql = format!("SELECT name FROM lockkeeper_rows WHERE {OLD} LIMIT 200");
+        for row in text(sql).fetch_all(&mut *connection).await? {
+            let name = binary(row.try_get_unchecked(0)?);
+            // One by one, and those in use not at all: whoever waits here stands in the way of others.
+            let sql = format!(
+                "BEGIN; SELECT 1 FROM lockkeeper_rows WHERE name = {name} AND {OLD} FOR UPDATE NOWAIT; \
+                 DELETE FROM lockkeeper_rows WHERE name = {name} AND {OLD}; COMMIT"
+            );
+            if let Err(error) = text(sql).execute(&mut *connection).await {
+                // Others use this connection.
+                sqlx::raw_sql("ROLLBACK").execute(&mut *connection).await?;
+                if !matches!(code(&error), Some(1205 | 3572)) {
+                    return Err(error);
+                }
+            }
+        }
+        Ok(())
     }
 
     async fn end(
         connection: &mut MySqlConnection,
         session: u64,
-        lock: Option<&str>,
+        key: &[u8],
+        held: bool,
+        since: Duration,
     ) -> Result<(), sqlx::Error> {
-        // Numbers begin again when the server does.
-        let ours = match lock {
-            Some(lock) => format!("SELECT 1 FROM DUAL WHERE IS_USED_LOCK('{lock}') = {session}"),
-            None => format!(
-                "SELECT 1 FROM information_schema.PROCESSLIST \
+        // Numbers begin again when the server does, and then there is nothing left to end.
+        let up = sqlx::raw_sql("SHOW GLOBAL STATUS LIKE 'Uptime'").fetch_one(&mut *connection);
+        let up = string(&up.await?, 1)?.and_then(|seconds| seconds.parse::<u64>().ok());
+        if up.is_some_and(|seconds| seconds < since.as_secs()) {
+            return Ok(());
+        }
+        let mut ours =
+            format!("SELECT 1 FROM DUAL WHERE IS_USED_LOCK({}) = {session}", called(key));
+        if !held {
+            ours += &format!(
+                " UNION SELECT 1 FROM information_schema.PROCESSLIST \
                  WHERE ID = {session} AND INFO LIKE '%{WAITS}%'"
-            ),
-        };
+            );
+        }
         if text(ours).fetch_optional(&mut *connection).await?.is_none() {
             return Ok(());
         }
@@ -280,22 +310,29 @@ impl Lock for Transaction<'_, sqlx::MySql> {
     }
 
     async fn lock(&mut self, key: &[u8], until: Instant) -> Attempt {
-        let lock = format!("SELECT 1 FROM lockkeeper_rows WHERE name = {} FOR UPDATE", binary(key));
+        let name = binary(key);
+        let lock = format!("SELECT 1 FROM lockkeeper_rows WHERE name = {name} FOR UPDATE");
+        let make = format!(
+            "INSERT IGNORE INTO lockkeeper_rows (name, made) VALUES ({name}, UTC_TIMESTAMP())"
+        );
+        let mut missing = false;
         loop {
             let left = until.since(Instant::now());
             // The server counts in whole seconds; what is left in the end is spent looking.
-            let sql = match left.as_secs() {
-                0 => format!("{lock} NOWAIT"),
-                seconds => {
-                    let seconds = seconds.min(1_000_000);
+            let waits = missing || left.as_secs() > 0;
+            let sql = match waits {
+                false => format!("{lock} NOWAIT"),
+                true => {
+                    let seconds = left.as_secs().clamp(1, 1_000_000);
+                    let make = if missing { format!("{make}; ") } else { String::new() };
                     format!(
                         "SET @lockkeeper_before = @@SESSION.innodb_lock_wait_timeout; \
-                         SET SESSION innodb_lock_wait_timeout = {seconds}; {lock}"
+                         SET SESSION innodb_lock_wait_timeout = {seconds}; {make}{lock}"
                     )
                 }
             };
             let locked = text(sql).fetch_optional(&mut **self).await;
-            if left.as_secs() > 0 {
+            if waits {
                 let back = "SET SESSION innodb_lock_wait_timeout = @lockkeeper_before";
                 if let Err(error) = sqlx::raw_sql(back).execute(&mut **self).await {
                     return Attempt::Failed(error);
@@ -303,7 +340,9 @@ impl Lock for Transaction<'_, sqlx::MySql> {
             }
             match locked {
                 Ok(Some(_)) => return Attempt::Locked,
-                Ok(None) => return Attempt::Missing,
+                // Deleted since it was made. By now nobody else can make it: the gap where it was is
+                // locked by this transaction.
+                Ok(None) => missing = true,
                 Err(error) => match code(&error) {
                     Some(1205 | 3572) if Instant::now() >= until => return Attempt::Busy,
                     Some(1205 | 3572) => tokio::time::sleep(LOOK.min(left)).await,

@@ -67,7 +67,8 @@ fn called(key: &[u8]) -> String {
 }
 
 fn idle(time: Duration) -> String {
-    format!("SET idle_session_timeout = {}", time.as_millis().max(1))
+    // Not a moment too early: the holder knows first.
+    format!("SET idle_session_timeout = {}", time.as_micros().div_ceil(1000).max(1))
 }
 
 fn text(sql: String) -> sqlx::RawSql {
@@ -144,7 +145,7 @@ impl Ties for Postgres {
         }
         let wait = wait.as_millis().max(1);
         let sql = format!(
-            "{WAITS}{owner} */ {idle}; SET lock_timeout = {wait}; \
+            "{WAITS}{owner} */ {idle}; SET LOCAL lock_timeout = {wait}; \
              SELECT called::text, pg_advisory_lock{shared}(called) \
              FROM (SELECT {called} AS called) AS lock"
         );
@@ -244,12 +245,23 @@ impl Ties for Postgres {
     async fn end(
         connection: &mut PgConnection,
         session: u64,
-        _lock: Option<&str>,
+        key: &[u8],
+        held: bool,
+        since: Duration,
     ) -> Result<(), sqlx::Error> {
-        // No other process of the server has this number so soon, and this name.
+        // Another process of the server may have this number by now, and be ours; or this one may have let
+        // go of the lock, and have another.
+        let has = format!(
+            " AND pid IN (SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 1 \
+             AND granted AND (classid::bigint << 32) | objid::bigint = {})",
+            called(key)
+        );
+        let has = if held { has.as_str() } else { "" };
         let sql = format!(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity \
-             WHERE pid = {session} AND application_name = '{APPLICATION}'"
+             WHERE pid = {session} AND application_name = '{APPLICATION}'{has} \
+             AND backend_start <= clock_timestamp() - interval '{} ms'",
+            since.as_millis()
         );
         text(sql).fetch_all(connection).await.map(drop)
     }
@@ -298,5 +310,40 @@ impl Lock for Transaction<'_, sqlx::Postgres> {
             Some("40P01") => Attempt::Deadlock { over: false },
             _ => Attempt::Failed(error),
         }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use sqlx::postgres::PgConnectOptions;
+    use testkit::database::System;
+
+    use super::*;
+
+    #[test]
+    fn the_server_is_never_too_early() {
+        assert_eq!(idle(Duration::from_micros(1001)), "SET idle_session_timeout = 2");
+        assert_eq!(idle(Duration::from_millis(1)), "SET idle_session_timeout = 1");
+    }
+
+    /// Between a look at a session and its end it may have got another lock.
+    #[tokio::test]
+    async fn a_session_that_has_let_go_of_the_lock_is_not_ended() {
+        let database = System::Postgres.shared().await;
+        let options: PgConnectOptions = database.url("here").parse().unwrap();
+        let mut other = options.connect().await.unwrap();
+        let mut session = options.application_name(APPLICATION).connect().await.unwrap();
+        let lock = format!("SELECT pg_backend_pid(), pg_advisory_lock({})", called(b"let go/x"));
+        let row = text(lock).fetch_one(&mut session).await.unwrap();
+        let pid = number(i64::from(row.get::<i32, _>(0))).unwrap();
+        let mut end = async |key: &[u8], since| {
+            Postgres::end(&mut other, pid, key, true, since).await.unwrap();
+            let lives = sqlx::raw_sql("SELECT 1").execute(&mut session).await;
+            lives.is_ok()
+        };
+        assert!(end(b"let go/y", Duration::ZERO).await, "it has another");
+        assert!(end(b"let go/x", Duration::from_hours(1)).await, "it is another with its number");
+        assert!(!end(b"let go/x", Duration::ZERO).await, "it has this one");
     }
 }

@@ -1,11 +1,13 @@
 //! The connections of locks: each belongs to one lock at a time, and is used again.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
+use super::super::RETRY;
 use super::super::fault::{Fault, STATEMENT_TIME};
 use super::super::pool::{Pool, statement};
 use super::ties::{SPARE, Ties};
@@ -57,7 +59,16 @@ impl<D: Ties> Sessions<D> {
             None => self.open().await?,
         };
         let (home, session) = (Arc::clone(self), Some(session));
-        Ok(Tied { session, number, fresh, busy: false, lock: None, home, _permit: permit })
+        Ok(Tied {
+            session,
+            number,
+            fresh,
+            busy: false,
+            aim: None,
+            held: false,
+            home,
+            _permit: permit,
+        })
     }
 
     pub(super) async fn open(self: &Arc<Self>) -> Result<(D::Session, u64), Fault> {
@@ -71,9 +82,32 @@ impl<D: Ties> Sessions<D> {
         self.runtime.spawn(opening).await.map_err(|_| Fault::Dropped)?
     }
 
-    async fn end(&self, session: u64, lock: Option<&str>) -> Result<(), Fault> {
-        statement!(self.pool, end, session, lock)
+    async fn end(&self, session: u64, key: &[u8], held: bool, since: Instant) -> Result<(), Fault> {
+        statement!(self.pool, end, session, key, held, Instant::now().since(since))
     }
+
+    /// Ends a session that may have or get a lock which nobody wants, until the server does so itself.
+    fn end_at_last(self: &Arc<Self>, session: u64, Aim { key, ttl }: Aim, held: bool) {
+        let (home, since) = (Arc::clone(self), Instant::now());
+        self.runtime.spawn(async move {
+            while let Err(fault) = home.end(session, &key, held, since).await {
+                tracing::debug!(%fault, "could not end a session; trying again");
+                if !fault.may_pass() || Instant::now() >= since + ttl {
+                    break;
+                }
+                tokio::time::sleep(RETRY).await;
+            }
+        });
+    }
+}
+
+/// What a session is for.
+#[derive(Clone)]
+pub(super) struct Aim {
+    /// The lock.
+    pub(super) key: Vec<u8>,
+    /// The server ends the session after so long.
+    pub(super) ttl: Duration,
 }
 
 /// A session in use. Closed when dropped, because nobody knows what it still has.
@@ -85,8 +119,10 @@ pub(super) struct Tied<D: Ties> {
     pub(super) fresh: bool,
     /// A statement has been sent and not answered.
     pub(super) busy: bool,
-    /// What the server calls the lock that it has.
-    pub(super) lock: Option<String>,
+    /// What it may have or get, if anything.
+    pub(super) aim: Option<Aim>,
+    /// It has it.
+    pub(super) held: bool,
     home: Arc<Sessions<D>>,
     _permit: OwnedSemaphorePermit,
 }
@@ -95,6 +131,9 @@ impl<D: Ties> Tied<D> {
     /// Another connection instead of one that has ended.
     pub(super) async fn renew(&mut self) -> Result<(), Fault> {
         self.session = None;
+        if let Some(aim) = &self.aim {
+            self.home.end_at_last(self.number, aim.clone(), false);
+        }
         // Most likely the others have ended as well.
         self.home.spare.lock().clear();
         let (session, number) = self.home.open().await?;
@@ -115,15 +154,12 @@ impl<D: Ties> Drop for Tied<D> {
     fn drop(&mut self) {
         // The server does not see that we have gone while the session waits for a lock there; and who has
         // one must not keep it until the connection happens to be closed.
-        if self.session.is_none() || !(self.busy || self.lock.is_some()) {
+        if self.session.is_none() || !(self.busy || self.held) {
             return;
         }
-        let (home, number, lock) = (Arc::clone(&self.home), self.number, self.lock.take());
-        self.home.runtime.spawn(async move {
-            if let Err(fault) = home.end(number, lock.as_deref()).await {
-                tracing::debug!(%fault, "could not end a session; the server ends it in time");
-            }
-        });
+        if let Some(aim) = self.aim.take() {
+            self.home.end_at_last(self.number, aim, self.held);
+        }
     }
 }
 
@@ -139,8 +175,11 @@ macro_rules! ask {
                     D::$method(D::connection(session).await? $(, $argument)*).await
                 };
                 let answer = tokio::time::timeout($within, asked).await;
-                tied.busy = answer.is_err();
-                answer.map_err(|_| Fault::Silent).and_then(|answer| answer.map_err(D::fault))
+                let answer = answer.map_err(|_| Fault::Silent);
+                let answer = answer.and_then(|answer| answer.map_err(D::fault));
+                // The other end of a connection that broke may not know.
+                tied.busy = matches!(answer, Err(Fault::Silent | Fault::Broken(_)));
+                answer
             }
         }
     }};

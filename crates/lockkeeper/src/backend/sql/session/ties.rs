@@ -137,12 +137,15 @@ pub(in crate::backend::sql) trait Ties: Dialect {
         connection: &mut Self::Connection,
     ) -> impl Future<Output = Result<(), sqlx::Error>> + Send;
 
-    /// Ends a session of ours, if it still has this lock; if none is named, if it still waits for one. The
-    /// server may have given the number to somebody else by now.
+    /// Ends a session of ours if it still has this lock; if it need not be held, also if it waits for one
+    /// or may yet. The server may have given the number to somebody else by now, who came
+    /// within this time.
     fn end(
         connection: &mut Self::Connection,
         session: u64,
-        lock: Option<&str>,
+        key: &[u8],
+        held: bool,
+        since: Duration,
     ) -> impl Future<Output = Result<(), sqlx::Error>> + Send;
 }
 

@@ -48,8 +48,6 @@ pub enum Attempt {
     Locked,
     /// Somebody else has it.
     Busy,
-    /// There is nothing to lock.
-    Missing,
     /// The server broke a circle of transactions that wait for each other; whether it has rolled this
     /// one back.
     Deadlock {
@@ -138,8 +136,8 @@ impl Locks {
     ///
     /// # Cost
     ///
-    /// One statement in the transaction if the lock is free, on MySQL two, and three or four on a
-    /// connection of these `Locks`.
+    /// Three statements in the transaction if the lock is free, and three or four on a connection of these
+    /// `Locks`.
     ///
     /// ```no_run
     /// # #[tokio::main(flavor = "current_thread")]
@@ -180,8 +178,10 @@ impl Locks {
         let key = transactions.key(&name);
         let failed =
             |context: &str, source: BoxError| Error::unavailable(T::BACKEND, context, source);
-        let here = transactions.prepare(&key).await?;
         let bound = timeout.saturating_add(STATEMENT_TIME);
+        let here = tokio::time::timeout(bound, transactions.prepare(&key)).await;
+        let here =
+            here.map_err(|late| failed("preparing a lock takes too long", late.into()))??;
         let there = tokio::time::timeout(bound, transaction.database()).await;
         let there = there.map_err(|late| failed("the transaction does not answer", late.into()))?;
         let there =
@@ -191,35 +191,35 @@ impl Locks {
                 "the transaction is in another database than the locks: {there}, not {here}"
             )));
         }
-        loop {
-            let locking = transaction.lock(&key, until);
-            let locked = tokio::time::timeout(bound, locking).await;
-            match locked.map_err(|late| failed("the transaction does not answer", late.into()))? {
-                Attempt::Locked => return transactions.draw().await,
-                Attempt::Missing if Instant::now() < until => {
-                    transactions.prepare(&key).await?;
-                }
-                Attempt::Busy | Attempt::Missing => {
-                    return Err(self.inner.timed_out(&name, since).await);
-                }
-                Attempt::Deadlock { over } => {
-                    let context = match over {
-                        true => {
-                            "a deadlock with another transaction: this one was rolled back by the \
-                                 server; begin again"
-                        }
-                        false => {
-                            "a deadlock with another transaction: roll this one back and begin \
-                                  again"
-                        }
-                    };
-                    let (backend, context) = (T::BACKEND, context.to_owned());
-                    return Err(Error::Unavailable { backend, context, source: None });
-                }
-                Attempt::Failed(error) => {
-                    return Err(failed("locking in the transaction failed", error.into()));
-                }
+        let locked = tokio::time::timeout(bound, transaction.lock(&key, until)).await;
+        match locked.map_err(|late| failed("the transaction does not answer", late.into()))? {
+            Attempt::Locked => {}
+            Attempt::Busy => return Err(self.inner.timed_out(&name, since).await),
+            Attempt::Deadlock { over } => {
+                let context = match over {
+                    true => {
+                        "a deadlock with another transaction: this one was rolled back by the \
+                         server; begin again"
+                    }
+                    false => {
+                        "a deadlock with another transaction: roll this one back and begin again"
+                    }
+                };
+                let (backend, context) = (T::BACKEND, context.to_owned());
+                return Err(Error::Unavailable { backend, context, source: None });
+            }
+            Attempt::Failed(error) => {
+                return Err(failed("locking in the transaction failed", error.into()));
             }
         }
+        let token = transactions.draw().await?;
+        // If the transaction is over by now, somebody else may have had the lock before this token was
+        // drawn, and a smaller one.
+        let lost = "the transaction was lost while its token was drawn";
+        let alive = tokio::time::timeout(STATEMENT_TIME, transaction.database()).await;
+        alive
+            .map_err(|late| failed(lost, late.into()))?
+            .map_err(|error| failed(lost, error.into()))?;
+        Ok(token)
     }
 }
