@@ -114,6 +114,24 @@ async fn a_client_that_is_stopped_in_line_is_passed_after_a_lease_and_comes_back
     assert!(stopped.granted().await > token.get());
 }
 
+/// Who waits knows the lease of the holder that it found: this one is over sooner.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_holder_that_dies_is_noticed_although_the_one_before_had_a_longer_lease() {
+    let database = start().await;
+    let (holder, last) = (connect(&database).await, connect(&database).await);
+    let held = holder.lease(Duration::from_secs(600)).mutex("x").lock().await.unwrap();
+    let mut short = Taker::spawn(&database.url("here")).await;
+    eventually("it listens", async || listening(&database).len() == 3).await;
+    short.send("lock x ttl=7000");
+    in_line(&database, 1).await;
+    let waiting = wait(&last);
+    in_line(&database, 2).await;
+    held.release().await.unwrap();
+    short.granted().await;
+    short.kill();
+    soon("the next", waiting).await.unwrap().release().await.unwrap();
+}
+
 /// Not a test: what this binary does when it is started as another process.
 #[test]
 fn taker_main() {

@@ -52,6 +52,7 @@
 //! every 15 s.
 
 mod admin;
+mod attempt;
 mod dialect;
 mod fault;
 mod fence;

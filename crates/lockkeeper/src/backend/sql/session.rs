@@ -258,7 +258,7 @@ impl<D: Ties> Session<D> {
             evicted: None,
         };
         tied.held = true;
-        let row = new_row();
+        let row = new_row(key);
         let written = Written { token: 0, ends: NEVER, state: serde_json::to_vec(&held)? };
         let ttl = request.term.ttl().min(D::LONGEST);
         let mut sent = Instant::now();

@@ -1,6 +1,6 @@
 //! Steps on rows: all that this process asks of one name at a time is one step.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,15 +9,15 @@ use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
 use super::WAITER_LEASE;
-use super::dialect::{Dialect, Inserted, When};
+use super::attempt::Attempt;
+use super::dialect::Dialect;
 use super::fault::{Fault, READ_ONLY};
 use super::hub::{Hub, Key};
-use super::pool::{Lane, Pool, statement};
-use super::row::{ClientId, Known, Loaded, Stored, Written};
+use super::pool::Pool;
+use super::row::{ClientId, Known, Stored};
 use crate::clock::Instant;
 use crate::error::Result;
-use crate::loss::Cause;
-use crate::model::{News, World};
+use crate::model::World;
 use crate::owner::{self, RequestId};
 
 /// How often to try again while others are faster.
@@ -56,7 +56,7 @@ pub(super) struct After {
     /// How many statements it took.
     pub(super) statements: u32,
     /// The row, if there is nothing but one hold in it.
-    sole: Option<(Known, Arc<Stored>)>,
+    pub(super) sole: Option<(Known, Arc<Stored>)>,
 }
 
 impl After {
@@ -76,8 +76,8 @@ pub(super) struct Store<D: Dialect> {
     doubts: Mutex<HashMap<Key, Instant>>,
     /// The server's clock in µs since 1970, and when we asked for it.
     clock: Mutex<(u64, Instant)>,
-    /// Names that were handed over, and will be looked at.
-    handed_over: Mutex<HashSet<Key>>,
+    /// Names that were handed over, and when they will be looked at.
+    handed_over: Mutex<HashMap<Key, Instant>>,
 }
 
 /// Something asked of a name.
@@ -102,7 +102,7 @@ impl<D: Dialect> Store<D> {
     /// When a write that is sent now is too late, by the server's clock in µs since 1970. As the
     /// server told it last: should it have been set since, the write does nothing and the clock is
     /// asked for again.
-    fn too_late(&self) -> u64 {
+    pub(super) fn too_late(&self) -> u64 {
         let (now, asked) = *self.clock.lock();
         now.saturating_add(micros(Instant::now().since(asked) + LATE))
     }
@@ -208,17 +208,35 @@ impl<D: Dialect> Store<D> {
 
     /// Looks whether a name that was handed over was taken, as others wait who hear of it only if it is
     /// handed on: they do not know how soon that lease ends.
-    fn see_to(self: &Arc<Self>, key: &Key) {
-        if !self.handed_over.lock().insert(Arc::clone(key)) {
+    pub(super) fn see_to(self: &Arc<Self>, key: &Key) {
+        let due = Instant::now() + WAITER_LEASE + PAUSE.1;
+        if self.handed_over.lock().insert(Arc::clone(key), due).is_some() {
             return;
         }
         let (store, key) = (Arc::downgrade(self), Arc::clone(key));
         self.hub.requests.runtime().spawn(async move {
-            tokio::time::sleep(WAITER_LEASE + PAUSE.1).await;
+            let mut due = due;
+            // Later if it is handed over again meanwhile: then it was taken.
+            loop {
+                tokio::time::sleep(due.since(Instant::now())).await;
+                let Some(store) = store.upgrade() else { return };
+                let mut handed_over = store.handed_over.lock();
+                match handed_over.get(&key) {
+                    Some(later) if *later > Instant::now() => due = *later,
+                    _ => {
+                        handed_over.remove(&key);
+                        break;
+                    }
+                }
+            }
             let Some(store) = store.upgrade() else { return };
-            store.handed_over.lock().remove(&key);
             let looked = store.change(&key, Guess::Nothing, |stored, world, _| {
                 stored.model.settle(world);
+                // The next one asks again, and learns how long the lease is that it waits for now.
+                let next = stored.model.present().next().map(|(client, _)| *client);
+                if let Some(next) = next {
+                    stored.model.doubt(&next, world);
+                }
                 Some(())
             });
             if let Err(error) = looked.await {
@@ -248,15 +266,7 @@ impl<D: Dialect> Store<D> {
         urgent: bool,
         guess: Guess,
     ) -> Result<After, Fault> {
-        let mut attempt = Attempt {
-            key,
-            jobs,
-            urgent,
-            again: false,
-            writing: false,
-            statements: 0,
-            absent: vec![],
-        };
+        let mut attempt = Attempt::new(key, jobs, urgent);
         let (mut guess, since) = (Some(guess), Instant::now());
         let (mut tries, mut breaks) = (0, 0);
         loop {
@@ -353,223 +363,12 @@ impl<D: Dialect> Drop for Desk<D> {
     }
 }
 
-/// One step under way.
-struct Attempt<'a> {
-    key: &'a Key,
-    jobs: &'a mut [Box<dyn Job>],
-    urgent: bool,
-    /// A write may have taken effect although its answer was lost.
-    again: bool,
-    /// A write is under way.
-    writing: bool,
-    statements: u32,
-    /// Clients that wait, and were not there when it was their turn.
-    absent: Vec<ClientId>,
-}
-
-impl Attempt<'_> {
-    /// `None`: somebody else was faster.
-    async fn make<D: Dialect>(
-        &mut self,
-        store: &Arc<Store<D>>,
-        guess: Guess,
-    ) -> Result<Option<After>, Fault> {
-        let (pool, key) = (self.lane(store), self.key);
-        let sent = Instant::now();
-        let (mut loaded, left) = match guess {
-            Guess::Left(known, stored) => {
-                let stored = Stored::clone(&stored);
-                (Loaded { known: Some(known), stored, ..Loaded::absent(0) }, true)
-            }
-            Guess::Absent => {
-                let (after, _, _) = self.run(&Loaded::absent(0));
-                if after.stored.model.is_idle() {
-                    // Nothing to insert: whether there is a row is still to be seen.
-                    (self.load(store).await?, false)
-                } else {
-                    (Loaded::absent(0), false)
-                }
-            }
-            Guess::Nothing => (self.load(store).await?, false),
-        };
-        if loaded.known.is_none() {
-            match self.insert(store, &loaded).await? {
-                Insertion::Done(made) => {
-                    let now = made.as_ref().map_or(loaded.now, |_| Loaded::absent(0).now);
-                    let sole = made.and_then(|(known, after)| sole(Some(known), after.stored));
-                    let statements = self.statements;
-                    return Ok(Some(After { sent, now, statements, sole }));
-                }
-                Insertion::Taken(Some(taken)) => loaded = taken,
-                Insertion::Taken(None) => return Ok(None),
-            }
-        }
-        let (after, news, opened) = self.run(&loaded);
-        let Some(known) = loaded.known else { return Ok(None) };
-        let messages = store.hub.messages(key, &news, opened);
-        let idle = after.stored.model.is_idle();
-        let prepared = store.pool.dialect.prepares();
-        let mut now_known = Some(Known { version: known.version + 1, ..known });
-        let done = if idle {
-            now_known = None;
-            self.writes();
-            statement!(pool, delete, key, known, left, &messages, prepared)?
-        } else if left {
-            // Only what ends with the row can be done without looking.
-            return Ok(None);
-        } else if after.counter == loaded.counter
-            && after.stored.to_bytes()? == loaded.stored.to_bytes()?
-        {
-            now_known = Some(known);
-            true
-        } else if loaded.has_room_for(after.counter) {
-            let row = Written::new(after.counter, &after.stored)?;
-            let mut present = store.hub.to_be_present(&loaded.stored.model, &news);
-            present.retain(|client| !self.absent.contains(client));
-            let when = When { too_late: micros_of(loaded.now + LATE), present: &present };
-            self.writes();
-            let done = statement!(pool, update, key, known, &row, when, &messages)?;
-            if !done && !present.is_empty() {
-                self.writing = false;
-                self.absent = self.absent(store, &loaded).await?;
-            }
-            done
-        } else {
-            let row = Written::new(loaded.counter, &loaded.stored)?;
-            self.statements += 1;
-            statement!(pool, renumber, key, known, &row)?;
-            return Ok(None);
-        };
-        if !done {
-            return Ok(None);
-        }
-        store.hub.tell(key, &news, opened);
-        let to_others = news.granted.iter().any(|(client, _)| *client != store.hub.me);
-        if to_others && after.stored.model.present().next().is_some() {
-            store.see_to(key);
-        }
-        let (now, statements) = (loaded.now, self.statements);
-        Ok(Some(After { sent, now, statements, sole: sole(now_known, after.stored) }))
-    }
-
-    fn lane<'p, D: Dialect>(&self, store: &'p Store<D>) -> Lane<'p, D> {
-        Lane { pool: &store.pool, urgent: self.urgent }
-    }
-
-    /// Those who wait and are not there. All of them: one lease for all who are gone, not one for each.
-    async fn absent<D: Dialect>(
-        &mut self,
-        store: &Store<D>,
-        loaded: &Loaded,
-    ) -> Result<Vec<ClientId>, Fault> {
-        self.statements += 1;
-        let waiting: Vec<_> = loaded.stored.model.present().map(|(client, _)| *client).collect();
-        statement!(self.lane(store), absent, &waiting)
-    }
-
-    async fn load<D: Dialect>(&mut self, store: &Store<D>) -> Result<Loaded, Fault> {
-        self.statements += 1;
-        let sent = Instant::now();
-        let prepared = store.pool.dialect.prepares();
-        let (now, row) = statement!(self.lane(store), load, self.key, prepared)?;
-        store.set_clock((now, sent));
-        Ok(Loaded::read(now, row)?)
-    }
-
-    /// Makes the row of a name that has none, if there is anything to put into it.
-    async fn insert<D: Dialect>(
-        &mut self,
-        store: &Store<D>,
-        loaded: &Loaded,
-    ) -> Result<Insertion, Fault> {
-        let (pool, key) = (self.lane(store), self.key);
-        let (after, _, _) = self.run(loaded);
-        // A token that was issued and is not remembered has to be larger than those before all the
-        // same: the row, which nobody needs, draws its epoch.
-        if after.stored.model.is_idle() && after.counter == loaded.counter {
-            return Ok(Insertion::Done(None));
-        }
-        // By the clock and the tokens of the row that is to be.
-        let (after, _, _) = self.run(&Loaded::absent(0));
-        let row = Written::new(after.counter, &after.stored)?;
-        self.writes();
-        let prepared = store.pool.dialect.prepares();
-        match statement!(pool, insert, key, &row, store.too_late(), prepared)? {
-            Inserted::Done(epoch) => {
-                let (after, news, opened) = self.run(&Loaded::absent(epoch));
-                store.hub.tell(key, &news, opened);
-                Ok(Insertion::Done(Some((Known { epoch, version: 1 }, after))))
-            }
-            Inserted::Taken(row) => {
-                self.writing = false;
-                let row = row.map(|(now, row)| Loaded::read(now, Some(row))).transpose()?;
-                Ok(Insertion::Taken(row))
-            }
-        }
-    }
-
-    fn writes(&mut self) {
-        self.writing = true;
-        self.statements += 1;
-    }
-
-    /// The state after all jobs, whom to tell, and whether a latch has opened.
-    fn run(&mut self, before: &Loaded) -> (Loaded, News<ClientId>, bool) {
-        let mut after = before.clone();
-        let mut news = News::default();
-        let mut world = World {
-            now: before.now,
-            counter: &mut after.counter,
-            alive: &|_| true,
-            news: &mut news,
-        };
-        for client in &self.absent {
-            after.stored.model.doubt(client, &mut world);
-        }
-        for job in &mut *self.jobs {
-            job.run(&mut after.stored, &mut world, self.again);
-        }
-        // Who lets a hold run out may be stopped, and the rest of its requests with it.
-        let ran_out = world.news.lost.iter().filter(|(_, _, cause)| *cause == Cause::Expired);
-        let ran_out: Vec<_> = ran_out.map(|(client, ..)| *client).collect();
-        for client in &ran_out {
-            after.stored.model.doubt(client, &mut world);
-        }
-        if !self.absent.is_empty() {
-            // The next one has to see for itself whether the one before it comes back.
-            let next = after.stored.model.present().next();
-            world.news.doubted.extend(next.map(|(client, id)| (*client, id)));
-        }
-        let opened = before.stored.model.is_latch() && !after.stored.model.is_latch();
-        (after, news, opened)
-    }
-}
-
-/// The row, if there is nothing but one hold in it.
-fn sole(known: Option<Known>, stored: Stored) -> Option<(Known, Arc<Stored>)> {
-    let id = stored.model.held_by().next()?;
-    let alone = known.filter(|_| stored.model.is_only(id))?;
-    Some((alone, Arc::new(stored)))
-}
-
 fn micros(duration: Duration) -> u64 {
     u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
 }
 
-/// A moment of the server's clock in µs since 1970.
-fn micros_of(at: Instant) -> u64 {
-    at.as_nanos() / 1000
-}
-
-enum Insertion {
-    /// The row that was made, if any had to be, and what is in it.
-    Done(Option<(Known, Loaded)>),
-    /// There is a row.
-    Taken(Option<Loaded>),
-}
-
 /// Something to do in a step.
-trait Job: Send {
+pub(super) trait Job: Send {
     fn run(&mut self, stored: &mut Stored, world: &mut World<'_, ClientId>, again: bool);
     fn finish(self: Box<Self>, outcome: Result<After, Arc<Fault>>);
 }

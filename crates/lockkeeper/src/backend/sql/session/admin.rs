@@ -11,7 +11,7 @@ use super::super::dialect::{Inserted, When};
 use super::super::fault::{Fault, STATEMENT_TIME};
 use super::super::pool::statement;
 use super::super::row::{Known, Loaded, Written};
-use super::ties::{Held, ROWS, Tie, Ties, new_row};
+use super::ties::{Held, ROWS, Tie, Ties, new_row, rows_of};
 use super::{Session, error};
 use crate::backend::{Admin, Eviction, Holding, Status};
 use crate::clock::Instant;
@@ -65,7 +65,8 @@ impl<D: Ties> Session<D> {
     pub(super) async fn survey(&self, key: Option<&[u8]>) -> Result<Survey, Fault> {
         let pool = &self.sessions.pool;
         let mut all = Vec::new();
-        for row in statement!(pool, keys, ROWS)? {
+        let rows = key.map_or_else(|| ROWS.to_vec(), rows_of);
+        for row in statement!(pool, keys, &rows)? {
             let (now, raw) = statement!(pool, load, &row, false)?;
             let Some(raw) = raw else { continue };
             let age = Duration::from_micros(now.saturating_sub(raw.clock.unwrap_or(now)));
@@ -111,7 +112,7 @@ impl<D: Ties> Session<D> {
     /// Tokens that are larger than all before.
     pub(super) async fn draw(&self) -> Result<TokenBlock, Fault> {
         let pool = &self.sessions.pool;
-        let row = new_row();
+        let row = new_row(b"");
         let written = Written { token: 0, ends: 0, state: DRAWN.to_vec() };
         let Inserted::Done(epoch) = statement!(pool, insert, &row, &written, super::NEVER, false)?
         else {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::super::dialect::Dialect;
+use super::super::dialect::{Dialect, hash};
 use super::super::fault::Fault;
 use super::super::pool::Pool;
 use crate::backend::Capabilities;
@@ -180,9 +180,15 @@ pub(super) struct Held {
 /// What the names of all rows of holds begin with.
 pub(super) const ROWS: &[u8] = &[0];
 
+/// What the names of rows of holds of this key begin with.
+pub(super) fn rows_of(key: &[u8]) -> Vec<u8> {
+    [ROWS, &hash(key).to_be_bytes()].concat()
+}
+
 /// The name of a row that nobody else has.
-pub(super) fn new_row() -> Vec<u8> {
-    [ROWS, &owner::random().to_be_bytes(), &owner::random().to_be_bytes()].concat()
+pub(super) fn new_row(key: &[u8]) -> Vec<u8> {
+    let random = [owner::random().to_be_bytes(), owner::random().to_be_bytes()];
+    [rows_of(key).as_slice(), random.as_flattened()].concat()
 }
 
 #[cfg(test)]
@@ -199,8 +205,9 @@ mod tests {
 
     #[test]
     fn rows_of_holds_are_no_names() {
-        assert_ne!(new_row(), new_row());
-        let row = new_row();
+        assert_ne!(new_row(b"x"), new_row(b"x"));
+        let row = new_row(b"x");
+        assert!(row.starts_with(&rows_of(b"x")) && row.starts_with(ROWS));
         let name = String::from_utf8_lossy(&row).parse::<crate::name::Name>();
         assert!(name.is_err(), "{name:?}");
     }
