@@ -74,6 +74,8 @@ fn grows(known: &mut BTreeMap<u64, u64>, before: u64, token: u64, in_model: u64)
     assert_eq!(same, in_model, "the token {token}");
     let grows = in_model <= before || known.range(token..).all(|(_, later)| *later > before);
     assert!(grows, "{in_model} has {token}: {known:?}");
+    // An owner whose two requests to read are served in one step has one token in the model, and may
+    // have two there.
     let another = known.iter().find(|(other, number)| **number == in_model && **other != token);
-    assert_eq!(another, None, "{in_model} has {token} and another");
+    assert!(another.is_none() || in_model > before, "{in_model} has {token} and {another:?}");
 }
