@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use lockkeeper::clock::Instant;
 use lockkeeper::{Cause, Error, Locks, Name};
-use testkit::database::{Database, System};
-use testkit::proxy::{Proxy, Way};
+use testkit::database::{Database, Place, System};
+use testkit::proxy::Way;
 use testkit::taker::Taker;
 use testkit::wait::{eventually, soon};
 
@@ -29,51 +29,6 @@ testkit::on_both_databases! {
     a_stopped_waiter_has_the_lock_for_seconds_only
     who_does_not_hear_of_its_eviction_is_cut_off
     only_one_of_a_process_waits_at_the_server
-}
-
-async fn start_with(system: System, arguments: &[&str]) -> Database {
-    let database = system.start(arguments).await;
-    Locks::init(&database.url("here")).await.unwrap();
-    database.let_app_in();
-    database
-}
-
-/// A server, and the URL of our locks there.
-struct Place {
-    database: Arc<Database>,
-    url: String,
-}
-
-impl Place {
-    fn new(database: Database) -> Self {
-        let url = format!("{}?mode=session", database.url_of("app", "here"));
-        Self { database: Arc::new(database), url }
-    }
-
-    async fn connect(&self) -> Locks {
-        Locks::connect(&self.url).await.unwrap()
-    }
-
-    /// A client behind a proxy.
-    async fn through(&self) -> (Locks, Proxy) {
-        let proxy = Proxy::to(self.database.server.address()).await;
-        let direct = self.database.server.address().to_string();
-        let url = self.url.replace(&direct, &proxy.address().to_string());
-        (Locks::connect(&url).await.unwrap(), proxy)
-    }
-}
-
-/// A server of its own, with a user of few rights.
-async fn start(system: System) -> Place {
-    Place::new(start_with(system, &[]).await)
-}
-
-/// The server that all have in common who do it no harm.
-async fn share(system: System, prefix: &str) -> Place {
-    let database = system.shared().await;
-    let url = database.url("here");
-    Locks::init(&url).await.unwrap();
-    Place { database, url: format!("{url}?mode=session&prefix={prefix}/") }
 }
 
 fn name(text: &str) -> Name {
@@ -104,7 +59,7 @@ fn end_connections(system: System, database: &Database) {
 }
 
 async fn a_connection_that_the_server_ends_is_a_loss_at_once(system: System) {
-    let place = start(system).await;
+    let place = Place::start(system, &[]).await;
     let locks = place.connect().await;
     for lease in [false, true] {
         let locks = if lease { locks.lease(Duration::from_secs(600)) } else { locks.clone() };
@@ -125,7 +80,7 @@ async fn a_connection_that_the_server_ends_is_a_loss_at_once(system: System) {
 }
 
 async fn a_waiter_whose_connection_the_server_ends_asks_again(system: System) {
-    let place = start(system).await;
+    let place = Place::start(system, &[]).await;
     // Another user, whose connection is left alone.
     let root = format!("{}?mode=session", place.database.url("here"));
     let holder = Locks::connect(&root).await.unwrap();
@@ -143,7 +98,7 @@ async fn a_waiter_whose_connection_the_server_ends_asks_again(system: System) {
 }
 
 async fn connections_that_the_server_ends_all_the_time(system: System) {
-    let place = start(system).await;
+    let place = Place::start(system, &[]).await;
     let locks = [place.connect().await, place.connect().await];
     let tokens = Arc::new(std::sync::Mutex::new(HashSet::new()));
     let workers: Vec<_> = (0..6)
@@ -183,8 +138,8 @@ async fn connections_that_the_server_ends_all_the_time(system: System) {
 }
 
 async fn a_restart_loses_what_is_held_and_keeps_who_waits(system: System) {
-    let mut database = start_with(system, &[]).await;
-    let url = format!("{}?mode=session", database.url_of("app", "here"));
+    let Place { database, url } = Place::start(system, &[]).await;
+    let mut database = Arc::into_inner(database).unwrap();
     let connect = || Locks::connect(&url);
     let (locks, other) = (connect().await.unwrap(), connect().await.unwrap());
     let held = locks.mutex("x").lock().await.unwrap();
@@ -201,7 +156,7 @@ async fn a_restart_loses_what_is_held_and_keeps_who_waits(system: System) {
 }
 
 async fn a_lost_reply_to_a_session_leaves_no_orphan(system: System) {
-    let place = share(system, "alrtaslno").await;
+    let place = Place::share(system, "alrtaslno").await;
     let direct = place.connect().await;
     let (locks, proxy) = place.through().await;
     for _ in 0..3 {
@@ -219,7 +174,7 @@ async fn a_lost_reply_to_a_session_leaves_no_orphan(system: System) {
 
 /// The network swallows the answer and forgets the connection: neither side hears that it has ended.
 async fn a_grant_that_is_never_heard_of_is_undone(system: System) {
-    let place = share(system, "agtinhoiu").await;
+    let place = Place::share(system, "agtinhoiu").await;
     let direct = place.connect().await;
     let (locks, proxy) = place.through().await;
     // A session and a connection for errands that are there already.
@@ -237,7 +192,7 @@ async fn a_grant_that_is_never_heard_of_is_undone(system: System) {
 
 /// A connection may be silent for long under a long lease; whoever releases it is told soon all the same.
 async fn a_release_does_not_wait_for_a_sign_of_life(system: System) {
-    let place = share(system, "ardnwfasol").await;
+    let place = Place::share(system, "ardnwfasol").await;
     let (locks, proxy) = place.through().await;
     let held = locks.lease(Duration::from_secs(600)).mutex("x").lock().await.unwrap();
     proxy.freeze();
@@ -255,7 +210,7 @@ async fn a_release_does_not_wait_for_a_sign_of_life(system: System) {
 
 /// Cut after so many bytes, up and down.
 async fn a_session_that_is_cut_at_any_point_leaves_nothing(system: System) {
-    let place = share(system, "asticaapln").await;
+    let place = Place::share(system, "asticaapln").await;
     let direct = place.connect().await;
     let (locks, proxy) = place.through().await;
     let mut last = 0;
@@ -283,7 +238,7 @@ async fn a_session_that_is_cut_at_any_point_leaves_nothing(system: System) {
 }
 
 async fn a_holder_that_is_cut_off_knows_before_others_are_granted(system: System) {
-    let place = share(system, "ahticokboag").await;
+    let place = Place::share(system, "ahticokboag").await;
     let direct = place.connect().await;
     let (locks, proxy) = place.through().await;
     let held = locks.ttl(Duration::from_secs(2)).mutex("x").lock().await.unwrap();
@@ -300,7 +255,7 @@ async fn a_holder_that_is_cut_off_knows_before_others_are_granted(system: System
 }
 
 async fn a_waiter_that_gives_up_leaves_the_server_at_once(system: System) {
-    let place = share(system, "awtgultsao").await;
+    let place = Place::share(system, "awtgultsao").await;
     let (holder, locks, third) =
         (place.connect().await, place.connect().await, place.connect().await);
     for direct in [false, true] {
@@ -321,7 +276,7 @@ async fn a_waiter_that_gives_up_leaves_the_server_at_once(system: System) {
 }
 
 async fn deadlines_hold_whatever_the_server_does(system: System) {
-    let place = share(system, "dhwtsd").await;
+    let place = Place::share(system, "dhwtsd").await;
     let direct = place.connect().await;
     let (locks, proxy) = place.through().await;
     let held = direct.mutex("x").lock().await.unwrap();
@@ -347,7 +302,7 @@ async fn deadlines_hold_whatever_the_server_does(system: System) {
 
 /// The server may grant a lock and end the wait for it at the same moment.
 async fn a_grant_at_the_deadline_leaves_nothing(system: System) {
-    let place = share(system, "agatdln").await;
+    let place = Place::share(system, "agatdln").await;
     let (holder, waiter, third) =
         (place.connect().await, place.connect().await, place.connect().await);
     let (mut granted, mut late) = (0, 0);
@@ -375,7 +330,7 @@ async fn a_grant_at_the_deadline_leaves_nothing(system: System) {
 }
 
 async fn a_stopped_waiter_has_the_lock_for_seconds_only(system: System) {
-    let place = share(system, "aswhtlfso").await;
+    let place = Place::share(system, "aswhtlfso").await;
     let locks = place.connect().await;
     let held = locks.mutex("x").lock().await.unwrap();
     let mut other = Taker::spawn(&place.url).await;
@@ -395,7 +350,7 @@ async fn a_stopped_waiter_has_the_lock_for_seconds_only(system: System) {
 }
 
 async fn who_does_not_hear_of_its_eviction_is_cut_off(system: System) {
-    let place = share(system, "wdnhoieico").await;
+    let place = Place::share(system, "wdnhoieico").await;
     let locks = place.connect().await;
     let mut other = Taker::spawn(&place.url).await;
     let token = other.token("lock x lease=600000").await;
@@ -411,7 +366,7 @@ async fn who_does_not_hear_of_its_eviction_is_cut_off(system: System) {
 }
 
 async fn only_one_of_a_process_waits_at_the_server(system: System) {
-    let place = share(system, "oooapwats").await;
+    let place = Place::share(system, "oooapwats").await;
     let (holder, locks) = (place.connect().await, place.connect().await);
     let held = holder.mutex("x").lock().await.unwrap();
     let order = Arc::new(tokio::sync::Mutex::new(Vec::new()));

@@ -3,10 +3,9 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
 
 use lockkeeper::{Cause, Error, Locks, Name};
-use testkit::database::{self, Database, System};
+use testkit::database::{self, Database, Place, System};
 use testkit::taker::Taker;
 use testkit::wait::{eventually, soon};
 
@@ -17,43 +16,6 @@ testkit::on_both_databases! {
     rows_of_dead_sessions_are_deleted
     names_are_hashed_and_never_confused
     few_rights_are_enough_for_sessions
-}
-
-async fn start_with(system: System, arguments: &[&str]) -> Database {
-    let database = system.start(arguments).await;
-    Locks::init(&database.url("here")).await.unwrap();
-    database.let_app_in();
-    database
-}
-
-/// A server, and the URL of our locks there.
-struct Place {
-    database: Arc<Database>,
-    url: String,
-}
-
-impl Place {
-    fn new(database: Database) -> Self {
-        let url = format!("{}?mode=session", database.url_of("app", "here"));
-        Self { database: Arc::new(database), url }
-    }
-
-    async fn connect(&self) -> Locks {
-        Locks::connect(&self.url).await.unwrap()
-    }
-}
-
-/// A server of its own, with a user of few rights.
-async fn start(system: System) -> Place {
-    Place::new(start_with(system, &[]).await)
-}
-
-/// The server that all have in common who do it no harm.
-async fn share(system: System, prefix: &str) -> Place {
-    let database = system.shared().await;
-    let url = database.url("here");
-    Locks::init(&url).await.unwrap();
-    Place { database, url: format!("{url}?mode=session&prefix={prefix}/") }
 }
 
 fn name(text: &str) -> Name {
@@ -70,7 +32,7 @@ async fn in_line(locks: &Locks, waiters: usize) {
 }
 
 async fn more_locks_than_connections_is_an_error_that_says_so(system: System) {
-    let place = share(system, "mltciaetss").await;
+    let place = Place::share(system, "mltciaetss").await;
     let locks = Locks::connect(&format!("{}&pool=2", place.url)).await.unwrap();
     let held = [locks.mutex("a").lock().await.unwrap(), locks.mutex("b").lock().await.unwrap()];
     let error = soon("refused", locks.mutex("c").lock()).await.unwrap_err();
@@ -107,7 +69,7 @@ async fn no_connection_left_is_an_error_that_says_so(system: System) {
         }
         System::MariaDb => &["--max-connections=12"],
     };
-    let place = Place::new(start_with(system, few).await);
+    let place = Place::start(system, few).await;
     let locks = place.connect().await;
     let mut held = Vec::new();
     let error = loop {
@@ -124,7 +86,7 @@ async fn no_connection_left_is_an_error_that_says_so(system: System) {
 }
 
 async fn tokens_grow_from_one_mode_to_the_other(system: System) {
-    let place = share(system, "tgfomtto").await;
+    let place = Place::share(system, "tgfomtto").await;
     let lease = Locks::connect(&place.url.replace("mode=session&", "")).await.unwrap();
     let session = place.connect().await;
     let mut last = 0;
@@ -142,7 +104,7 @@ async fn tokens_grow_from_one_mode_to_the_other(system: System) {
 }
 
 async fn rows_of_dead_sessions_are_deleted(system: System) {
-    let place = start(system).await;
+    let place = Place::start(system, &[]).await;
     let mut dead = Taker::spawn(&place.url).await;
     dead.token("lock x").await;
     let rows = || place.database.operator("here", "SELECT count(*) FROM lockkeeper_names");
@@ -164,7 +126,7 @@ async fn rows_of_dead_sessions_are_deleted(system: System) {
 }
 
 async fn names_are_hashed_and_never_confused(system: System) {
-    let place = share(system, "nahanc").await;
+    let place = Place::share(system, "nahanc").await;
     let prefix = "p".repeat(200);
     let more = format!("{}{prefix}&pool=30", place.url);
     let locks = Locks::connect(&more).await.unwrap();
@@ -202,7 +164,7 @@ async fn names_are_hashed_and_never_confused(system: System) {
 }
 
 async fn few_rights_are_enough_for_sessions(system: System) {
-    let place = start(system).await;
+    let place = Place::start(system, &[]).await;
     let (one, two) = (place.connect().await, place.connect().await);
     let held = one.mutex("x").lock().await.unwrap();
     let mutex = two.mutex("x");
@@ -216,7 +178,7 @@ async fn few_rights_are_enough_for_sessions(system: System) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_pooler_that_lends_connections_is_refused_and_another_is_not() {
-    let server = start_with(System::Postgres, &[]).await;
+    let Place { database: server, .. } = Place::start(System::Postgres, &[]).await;
     let direct = server.server.address().to_string();
     let url = format!("{}?mode=session", server.url("here"));
     let lending = database::pgbouncer(&server).await;

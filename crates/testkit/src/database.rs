@@ -1,5 +1,7 @@
 //! PostgreSQL and MariaDB servers: one alone, and one shared by the tests of a binary.
 
+mod place;
+
 use std::fs::Permissions;
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::{Path, PathBuf};
@@ -11,6 +13,7 @@ use async_trait::async_trait;
 use lockkeeper::Locks;
 use tokio::sync::Mutex;
 
+pub use self::place::Place;
 use crate::authority::Authority;
 use crate::conformance::Harness;
 use crate::server::{Recipe, Server};
