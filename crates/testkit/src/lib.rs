@@ -8,6 +8,7 @@
 //! | [`party`] | the same words for ours and for them |
 //! | [`crowd`], [`storm`] | random steps under the eyes of a referee, and all at once |
 //! | [`server`], [`zookeeper`], [`database`] | real servers as child processes |
+//! | [`nodes`] | Redis under Sentinel and as a cluster |
 //! | [`authority`] | certificates for servers and clients |
 //! | [`greeting`] | what two clients do first, and what they are told when they cannot |
 //! | [`resp`] | a Redis client of few lines, to look at a server and to meddle with it |
@@ -32,6 +33,7 @@ pub mod database;
 pub mod faulty;
 pub mod greeting;
 pub mod history;
+pub mod nodes;
 pub mod party;
 pub mod peer;
 pub mod proxy;

@@ -85,6 +85,13 @@ impl Recipe {
         self
     }
 
+    /// The bare program.
+    #[must_use]
+    pub(crate) fn without_arguments(mut self) -> Self {
+        self.args.clear();
+        self
+    }
+
     /// A file in its directory; `{port}` and `{dir}` stand for the port and the directory.
     #[must_use]
     pub fn file(mut self, name: &str, text: &str) -> Self {
@@ -161,7 +168,7 @@ pub async fn redis_with_tls(authority: &Authority, host: &str, clients: bool) ->
 }
 
 /// `$LOCKKEEPER_TEST_REDIS` names another program: an older Redis, or Valkey.
-fn redis_recipe() -> Recipe {
+pub(crate) fn redis_recipe() -> Recipe {
     let program = std::env::var_os("LOCKKEEPER_TEST_REDIS").unwrap_or("redis-server".into());
     let usual = ["--bind", "127.0.0.1", "--save", "", "--appendonly", "no"];
     Recipe::new(program, "redis-server").args(usual)

@@ -1,0 +1,382 @@
+//! Redis with more than one node, on this machine: servers under Sentinel, and a cluster.
+//!
+//! A replica is cut off without telling it to be a master: it is stopped, and its master is told to
+//! close the connection. What the master then takes in stays with it alone, also when the replica goes
+//! on after the master's death.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use crate::resp::{Raw, Reply};
+use crate::server::{Port, Recipe, Server, redis_recipe};
+use crate::wait::within;
+
+/// How long a whole topology may take until it is ready, or has failed over.
+pub const SETTLE: Duration = Duration::from_secs(60);
+
+/// What the master is called among the sentinels.
+pub const MASTER: &str = "mymaster";
+
+/// The text of an answer, lists one word per line.
+fn text(reply: &Reply) -> String {
+    match reply {
+        Reply::Null => String::new(),
+        Reply::Number(number) => number.to_string(),
+        Reply::Text(text) => text.clone(),
+        Reply::Error(error) => format!("-{error}"),
+        Reply::Many(many) => many.iter().map(text).collect::<Vec<_>>().join("\n"),
+    }
+}
+
+/// What one server answers to one command.
+///
+/// # Panics
+///
+/// When it does not answer.
+pub async fn ask(address: SocketAddr, command: &str) -> String {
+    text(&Raw::connect(address).await.ask(command).await)
+}
+
+/// The same of a server that may be gone.
+async fn ask_if_there(address: SocketAddr, command: &str) -> String {
+    match tokio::net::TcpStream::connect(address).await {
+        Ok(_) => ask(address, command).await,
+        Err(_) => String::new(),
+    }
+}
+
+/// The same, and it must succeed.
+async fn tell(address: SocketAddr, command: &str) {
+    let answer = ask(address, command).await;
+    assert!(!answer.starts_with('-'), "{command}: {answer}");
+}
+
+/// Stops the replicas of a master and lets it close their connections: from now on nothing reaches
+/// them. [`Server::resume`] mends it, or shows what they have missed.
+async fn cut_off<'a>(master: &Server, replicas: impl Iterator<Item = &'a Server>) {
+    replicas.for_each(Server::pause);
+    ask(master.address(), "CLIENT KILL TYPE replica").await;
+    let gone = async || {
+        ask(master.address(), "INFO replication").await.lines().any(|l| l == "connected_slaves:0")
+    };
+    within(SETTLE, "the replicas are cut off", gone).await;
+}
+
+fn replica_recipe(arguments: &[String]) -> Recipe {
+    let usual = ["--port", "{port}", "--repl-diskless-sync-delay", "0", "--repl-timeout", "60"];
+    redis_recipe().args(usual).args(arguments.to_vec())
+}
+
+/// Whether a replica has everything that its master had.
+async fn is_linked(replica: &Server) -> bool {
+    let replication = ask(replica.address(), "INFO replication").await;
+    replication.lines().any(|line| line == "master_link_status:up")
+}
+
+/// A master and replicas, without anybody who watches over them.
+#[derive(Debug)]
+pub struct Replicated {
+    /// The master first.
+    pub servers: Vec<Server>,
+}
+
+impl Replicated {
+    /// Starts a master with so many replicas, and waits until they are in step.
+    ///
+    /// # Panics
+    ///
+    /// As [`Recipe::start`].
+    pub async fn start(replicas: usize, arguments: &[&str]) -> Self {
+        let arguments: Vec<String> = arguments.iter().map(ToString::to_string).collect();
+        let master = replica_recipe(&arguments).start().await;
+        let port = master.address().port().to_string();
+        let follow = ["--replicaof".to_owned(), "127.0.0.1".to_owned(), port];
+        let arguments = [arguments, follow.to_vec()].concat();
+        let starting = (0..replicas).map(|_| replica_recipe(&arguments).start());
+        let followers = futures_util::future::join_all(starting).await;
+        for replica in &followers {
+            within(SETTLE, "a replica follows", || is_linked(replica)).await;
+        }
+        Self { servers: std::iter::once(master).chain(followers).collect() }
+    }
+
+    /// The master as it was at the start.
+    pub fn master(&self) -> &Server {
+        &self.servers[0]
+    }
+
+    /// Nothing reaches the replicas any more.
+    pub async fn cut_off_replicas(&self) {
+        cut_off(self.master(), self.servers[1..].iter()).await;
+    }
+
+    /// The replicas go on, and find their master again if it lives.
+    pub fn mend(&self) {
+        self.servers[1..].iter().for_each(Server::resume);
+    }
+}
+
+/// One master, two replicas, three sentinels.
+#[derive(Debug)]
+pub struct Sentinels {
+    /// The servers; the first was the master at the start.
+    pub nodes: Replicated,
+    /// Those who watch over them.
+    pub sentinels: Vec<Server>,
+}
+
+impl Sentinels {
+    /// Starts all of them, and waits until all know each other. A master that does not answer for
+    /// `down_after` is replaced.
+    ///
+    /// # Panics
+    ///
+    /// As [`Recipe::start`].
+    pub async fn start(down_after: Duration) -> Self {
+        Self::start_with(down_after, &[], "").await
+    }
+
+    /// The same with these arguments for the servers, and these lines in the files of the sentinels.
+    ///
+    /// # Panics
+    ///
+    /// As [`Recipe::start`].
+    pub async fn start_with(down_after: Duration, arguments: &[&str], lines: &str) -> Self {
+        let nodes = Replicated::start(2, arguments).await;
+        let port = nodes.master().address().port();
+        let config = format!(
+            "port {{port}}\nbind 127.0.0.1\nsentinel monitor {MASTER} 127.0.0.1 {port} 2\n\
+             sentinel down-after-milliseconds {MASTER} {}\n\
+             sentinel failover-timeout {MASTER} 10000\nsentinel parallel-syncs {MASTER} 2\n{lines}\n",
+            down_after.as_millis()
+        );
+        let program = redis_recipe().without_arguments();
+        let sentinel = || {
+            program
+                .clone()
+                .file("sentinel.conf", &config)
+                .args(["{dir}/sentinel.conf", "--sentinel"])
+        };
+        let starting = (0..3).map(|_| sentinel().start());
+        let sentinels = futures_util::future::join_all(starting).await;
+        let started = Self { nodes, sentinels };
+        for sentinel in &started.sentinels {
+            let known = async || {
+                let known = ask(sentinel.address(), &format!("SENTINEL MASTER {MASTER}")).await;
+                known.contains("num-slaves\n2\n") && known.contains("num-other-sentinels\n2\n")
+            };
+            // One that wants a password is not asked.
+            if !lines.contains("requirepass") {
+                within(SETTLE, "the sentinels know each other", known).await;
+            }
+        }
+        started
+    }
+
+    /// `redis+sentinel://…`.
+    pub fn url(&self) -> String {
+        let hosts: Vec<_> =
+            self.sentinels.iter().map(|sentinel| sentinel.address().to_string()).collect();
+        format!("redis+sentinel://{}/{MASTER}", hosts.join(","))
+    }
+
+    /// The index of the server that the sentinels call the master, once they agree on another than
+    /// `not` and it says so itself.
+    ///
+    /// # Panics
+    ///
+    /// When they do not agree in time.
+    pub async fn master_other_than(&self, not: usize) -> usize {
+        let found = async || self.agreed().await.filter(|at| *at != not);
+        within(SETTLE, "another master", async || found().await.is_some()).await;
+        found().await.expect("just seen")
+    }
+
+    async fn agreed(&self) -> Option<usize> {
+        let mut agreed = None;
+        for sentinel in &self.sentinels {
+            let ask_for = format!("SENTINEL GET-MASTER-ADDR-BY-NAME {MASTER}");
+            let answer = ask(sentinel.address(), &ask_for).await;
+            let port: u16 = answer.lines().nth(1)?.parse().ok()?;
+            let servers = &self.nodes.servers;
+            let at = servers.iter().position(|server| server.address().port() == port)?;
+            if *agreed.get_or_insert(at) != at {
+                return None;
+            }
+        }
+        let role = ask_if_there(self.nodes.servers[agreed?].address(), "ROLE").await;
+        agreed.filter(|_| role.starts_with("master"))
+    }
+}
+
+/// Three masters with a replica each.
+#[derive(Debug)]
+pub struct Cluster {
+    /// The masters of the start, then their replicas in the same order.
+    pub servers: Vec<Server>,
+    ids: Vec<String>,
+    _buses: Vec<Port>,
+}
+
+/// How many slots a cluster has.
+const SLOTS: u16 = 16384;
+
+impl Cluster {
+    /// Starts it and waits until all nodes agree. A master that does not answer for `node_timeout` is
+    /// replaced.
+    ///
+    /// # Panics
+    ///
+    /// As [`Recipe::start`].
+    pub async fn start(node_timeout: Duration) -> Self {
+        let buses: Vec<Port> = (0..6).map(|_| Port::reserve()).collect();
+        let starting = buses.iter().map(|bus| {
+            let settings = [
+                ("--cluster-enabled", "yes".to_owned()),
+                ("--cluster-port", bus.address.port().to_string()),
+                ("--cluster-node-timeout", node_timeout.as_millis().to_string()),
+                ("--cluster-replica-validity-factor", "0".to_owned()),
+            ];
+            replica_recipe(&settings.map(|(name, value)| [name.to_owned(), value]).concat()).start()
+        });
+        let servers = futures_util::future::join_all(starting).await;
+        let mut ids = Vec::new();
+        for (at, server) in servers.iter().enumerate() {
+            // Different from the start, or the first to meet would quarrel about it.
+            tell(server.address(), &format!("CLUSTER SET-CONFIG-EPOCH {}", at + 1)).await;
+            ids.push(ask(server.address(), "CLUSTER MYID").await);
+        }
+        let cluster = Self { servers, ids, _buses: buses };
+        for (at, server) in cluster.servers.iter().enumerate().take(3) {
+            let first = SLOTS / 3 * u16::try_from(at).unwrap();
+            let last = if at == 2 { SLOTS - 1 } else { first + SLOTS / 3 - 1 };
+            tell(server.address(), &format!("CLUSTER ADDSLOTSRANGE {first} {last}")).await;
+        }
+        for (server, bus) in cluster.servers.iter().zip(&cluster._buses).skip(1) {
+            let meet = format!(
+                "CLUSTER MEET 127.0.0.1 {} {}",
+                server.address().port(),
+                bus.address.port()
+            );
+            tell(cluster.servers[0].address(), &meet).await;
+        }
+        for server in &cluster.servers {
+            let all = async || {
+                let nodes = ask(server.address(), "CLUSTER NODES").await;
+                cluster.ids.iter().all(|id| nodes.contains(id.as_str()))
+                    && !nodes.contains("handshake")
+            };
+            within(SETTLE, "the nodes know each other", all).await;
+        }
+        for at in 0..3 {
+            let replicate = format!("CLUSTER REPLICATE {}", cluster.ids[at]);
+            tell(cluster.servers[at + 3].address(), &replicate).await;
+        }
+        cluster.settled().await;
+        cluster
+    }
+
+    /// All nodes say that all is well, and know who follows whom.
+    async fn settled(&self) {
+        for server in &self.servers {
+            let well = async || {
+                let info = ask(server.address(), "CLUSTER INFO").await;
+                let nodes = ask(server.address(), "CLUSTER NODES").await;
+                let replicas = nodes.lines().filter(|line| line.contains("slave")).count();
+                info.contains("cluster_state:ok") && replicas == 3
+            };
+            within(SETTLE, "the cluster is well", well).await;
+        }
+        for replica in &self.servers[3..] {
+            within(SETTLE, "a replica follows", || is_linked(replica)).await;
+        }
+    }
+
+    /// `redis+cluster://…`, with the first two nodes.
+    pub fn url(&self) -> String {
+        format!("redis+cluster://{},{}", self.servers[0].address(), self.servers[1].address())
+    }
+
+    /// The slot of a key.
+    ///
+    /// # Panics
+    ///
+    /// When the server does not say.
+    pub async fn slot(&self, key: &str) -> u16 {
+        let living = self.servers.iter().find(|server| crate::server::accepts(server.address()));
+        let answer = ask(living.unwrap().address(), &format!("CLUSTER KEYSLOT {key}")).await;
+        answer.parse().unwrap()
+    }
+
+    /// Who has a slot, as this server sees it.
+    async fn owner_seen_by(&self, server: &Server, slot: u16) -> Option<usize> {
+        let nodes = ask_if_there(server.address(), "CLUSTER NODES").await;
+        let line = nodes.lines().find(|line| {
+            let has = |range: &str| {
+                let (first, last) = range.split_once('-').unwrap_or((range, range));
+                let numbers = first.parse::<u16>().ok().zip(last.parse::<u16>().ok());
+                numbers.is_some_and(|(first, last)| (first..=last).contains(&slot))
+            };
+            line.contains("master") && !line.contains("fail") && line.split(' ').skip(8).any(has)
+        })?;
+        self.ids.iter().position(|id| line.starts_with(id.as_str()))
+    }
+
+    /// The index of the master that has a slot, once it is another than `not` and says so itself.
+    ///
+    /// # Panics
+    ///
+    /// When there is none in time.
+    pub async fn owner_other_than(&self, slot: u16, not: Option<usize>) -> usize {
+        let found = async || {
+            for (at, server) in self.servers.iter().enumerate() {
+                let itself = self.owner_seen_by(server, slot).await;
+                if itself == Some(at) && not != Some(at) {
+                    return Some(at);
+                }
+            }
+            None
+        };
+        within(SETTLE, "a slot has a master", async || found().await.is_some()).await;
+        found().await.expect("just seen")
+    }
+
+    /// Cuts the replica of a master of the start off.
+    pub async fn cut_off_replica_of(&self, master: usize) {
+        cut_off(&self.servers[master], std::iter::once(&self.servers[master + 3])).await;
+    }
+
+    /// The first half of moving a slot: keys that are not at the old master are asked for at the new.
+    pub async fn begin_move(&self, slot: u16, from: usize, to: usize) {
+        let (source, target) = (&self.servers[from], &self.servers[to]);
+        let [importing, migrating] = [("IMPORTING", from), ("MIGRATING", to)]
+            .map(|(what, at)| format!("CLUSTER SETSLOT {slot} {what} {}", self.ids[at]));
+        tell(target.address(), &importing).await;
+        tell(source.address(), &migrating).await;
+    }
+
+    /// The second half: its keys go over, then the slot.
+    pub async fn finish_move(&self, slot: u16, from: usize, to: usize) {
+        let (source, target) = (&self.servers[from], &self.servers[to]);
+        loop {
+            let keys = ask(source.address(), &format!("CLUSTER GETKEYSINSLOT {slot} 100")).await;
+            if keys.is_empty() {
+                break;
+            }
+            let keys: Vec<&str> = keys.lines().collect();
+            let port = target.address().port();
+            let go = format!("MIGRATE 127.0.0.1 {port}  0 5000 KEYS {}", keys.join(" "));
+            tell(source.address(), &go).await;
+        }
+        for at in [to, from].into_iter().chain((0..3).filter(|at| ![to, from].contains(at))) {
+            let node = format!("CLUSTER SETSLOT {slot} NODE {}", self.ids[to]);
+            tell(self.servers[at].address(), &node).await;
+        }
+    }
+
+    /// Moves a slot with its keys, while everybody works.
+    pub async fn move_slot(&self, slot: u16, from: usize, to: usize) {
+        self.begin_move(slot, from, to).await;
+        self.finish_move(slot, from, to).await;
+    }
+}
