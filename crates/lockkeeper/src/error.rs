@@ -52,6 +52,19 @@ pub enum Error {
         cause: Cause,
     },
 
+    /// Fewer replicas than wanted acknowledged the grant in time. It was undone: nothing is held.
+    #[error(
+        "{reached} of the {wanted} replicas that must have it acknowledged the lock on {name}: undone"
+    )]
+    Replicas {
+        /// The lock.
+        name: Name,
+        /// How many were to acknowledge it.
+        wanted: u32,
+        /// How many did.
+        reached: u32,
+    },
+
     /// The owner holds the lock for reading and asks for writing: it would wait for itself for ever.
     #[error(
         "{owner} holds {name} for reading and cannot take it for writing as well: release the read lock first"
@@ -127,7 +140,13 @@ pub enum Error {
 impl Error {
     /// Whether the same call may succeed later without anybody changing anything.
     pub fn is_transient(&self) -> bool {
-        matches!(self, Self::Timeout { .. } | Self::Unavailable { .. } | Self::Unknown { .. })
+        matches!(
+            self,
+            Self::Timeout { .. }
+                | Self::Replicas { .. }
+                | Self::Unavailable { .. }
+                | Self::Unknown { .. }
+        )
     }
 
     /// Whether the request may have taken effect although it failed.

@@ -23,18 +23,25 @@ use crate::error::{Error, Result};
 use crate::name::Name;
 
 /// The schemes of this version, with the options that each one knows.
-const KNOWN: [(&str, &[&str]); 10] = [
+const KNOWN: [(&str, &[&str]); 14] = [
     ("memory", &["ttl"]),
     ("file", &["ttl"]),
-    ("redis", &["ttl", "prefix", "dialect"]),
-    ("rediss", &["ttl", "prefix", "dialect", "ca", "cert", "key"]),
+    ("redis", &REDIS),
+    ("rediss", &REDIS_BY_TLS),
     ("etcd", &["ttl", "prefix"]),
     ("etcds", &["ttl", "prefix", "ca", "cert", "key"]),
     ("zookeeper", &["ttl", "dialect", "acl"]),
     ("zookeepers", &["ttl", "dialect", "acl", "ca", "cert", "key"]),
     ("postgres", &["ttl", "prefix", "mode", "pool", "tls", "ca", "cert", "key"]),
     ("mysql", &["ttl", "prefix", "mode", "pool", "tls", "ca", "cert", "key"]),
+    ("redis+sentinel", &REDIS),
+    ("rediss+sentinel", &REDIS_BY_TLS),
+    ("redis+cluster", &REDIS),
+    ("rediss+cluster", &REDIS_BY_TLS),
 ];
+
+const REDIS: [&str; 4] = ["ttl", "prefix", "dialect", "replicas"];
+const REDIS_BY_TLS: [&str; 7] = ["ttl", "prefix", "dialect", "replicas", "ca", "cert", "key"];
 
 /// How many connections to a database there are at most when nothing else is said.
 const POOL: usize = 4;
@@ -50,11 +57,13 @@ const SESSIONS: usize = 16;
 /// | `file:` | this host: `/var/lib/lockkeeper` for root, else `lockkeeper` in `$XDG_STATE_HOME` or `~/.local/state` |
 /// | `file:/DIR` | this host: all processes that use the same directory |
 /// | `redis://[USER[:PASSWORD]@]HOST[:PORT][/DB]` | a Redis server, with Redisson's layout (feature `redis`) |
+/// | `redis+sentinel://[USER:PASSWORD@]HOST[:PORT],…/MASTER[/DB]` | the Redis server that these sentinels call MASTER |
+/// | `redis+cluster://[USER:PASSWORD@]HOST[:PORT],…` | a Redis cluster, some of whose nodes these are |
 /// | `etcd://[USER:PASSWORD@]HOST[:PORT],…` | an etcd cluster, with the layout of its Go package (feature `etcd`) |
 /// | `zookeeper://[USER:PASSWORD@]HOST[:PORT],…[/PATH]` | a ZooKeeper ensemble, with Curator's layout (feature `zookeeper`) |
 /// | `postgres://USER[:PASSWORD]@HOST[:PORT]/DATABASE` | tables in a PostgreSQL database (feature `postgres`) |
 /// | `mysql://USER[:PASSWORD]@HOST[:PORT]/DATABASE` | tables in a MySQL or MariaDB database (feature `mysql`) |
-/// | `rediss://…`, `etcds://…`, `zookeepers://…` | the same by TLS; the server's certificate must be valid for HOST (ZooKeeper: feature `zookeeper-tls`) |
+/// | `rediss://…`, `rediss+sentinel://…`, `rediss+cluster://…`, `etcds://…`, `zookeepers://…` | the same by TLS; the server's certificate must be valid for HOST (ZooKeeper: feature `zookeeper-tls`) |
 ///
 /// Options follow as a query: `file:/srv/locks?ttl=10s`.
 ///
@@ -62,6 +71,7 @@ const SESSIONS: usize = 16;
 /// | --- | --- |
 /// | `ttl` | time to live of a hosted lock, `100ms` to `30days`; default 30 s. `zookeeper:`: also that of the session, there by default 10 s |
 /// | `prefix` | what all keys begin with (`redis:`, `etcd:`, `postgres:` and `mysql:`); default nothing |
+/// | `replicas` | so many replicas must have a grant before it counts (`redis:` and its topologies); default 0 |
 /// | `mode` | what keeps a lock (`postgres:` and `mysql:`): `lease` (default), a row; or `session`, a connection of its own |
 /// | `pool` | how many connections to use at most (`postgres:`, besides one that listens, and `mysql:`); default 4. With `mode=session`: how many locks to hold and to wait for at a time; default 16 |
 /// | `dialect` | with which other clients locks are shared. `redis:`: `redisson` (default), or `plain` for those that use `SET name value NX PX`; `zookeeper:`: `curator` (default) or `kazoo` |
@@ -127,8 +137,10 @@ impl Url {
         match &self.scheme {
             Scheme::Memory(_) => "memory",
             Scheme::File(_) => "file",
-            Scheme::Redis { url, .. } if url.starts_with("rediss:") => "rediss",
-            Scheme::Redis { .. } => "redis",
+            Scheme::Redis { url, .. } => {
+                let is = |name: &str| url.split(':').next() == Some(name);
+                KNOWN.iter().find(|(name, _)| is(name)).map_or("redis", |(name, _)| name)
+            }
             Scheme::Etcd { servers, .. } if servers.tls.is_some() => "etcds",
             Scheme::Etcd { .. } => "etcd",
             Scheme::ZooKeeper { servers, .. } if servers.tls.is_some() => "zookeepers",
@@ -270,9 +282,10 @@ impl Url {
         let (ttl, tls) = (options.ttl, options.tls_files()?);
         let by_tls = known.contains(&"ca").then(|| tls.clone());
         let scheme = match name {
-            "redis" | "rediss" => {
-                let dialect = options.dialect(&REDIS_DIALECTS)?;
-                let options = RedisOptions { tls, prefix: options.prefix, dialect };
+            name if name.starts_with("redis") => {
+                check_nodes(text, name, rest)?;
+                let (dialect, replicas) = (options.dialect(&REDIS_DIALECTS)?, options.replicas);
+                let options = RedisOptions { tls, prefix: options.prefix, dialect, replicas };
                 Scheme::Redis { url: format!("{name}:{rest}"), options }
             }
             "etcd" | "etcds" => {
@@ -358,6 +371,20 @@ impl FromStr for Url {
     }
 }
 
+/// Refuses a URL of several Redis servers that says too little or too much.
+fn check_nodes(text: &str, name: &str, rest: &str) -> Result<()> {
+    let Some((_, topology)) = name.split_once('+') else { return Ok(()) };
+    let path = Servers::parse(text, rest, None)?.path;
+    let (master, database) = path.split_once('/').unwrap_or((&path, "0"));
+    let wrong = match topology {
+        "sentinel" if master.is_empty() => "does not say which master: end it with /MASTER",
+        "sentinel" if database.parse::<u16>().is_err() => "has a database that is not a number",
+        "cluster" if !path.is_empty() => "has a path, and a cluster has only one database",
+        _ => return Ok(()),
+    };
+    Err(Error::Config(format!("{:?} {wrong}", redacted(text))))
+}
+
 fn known() -> String {
     KNOWN.map(|(scheme, _)| format!("{scheme}:")).join(", ")
 }
@@ -405,7 +432,18 @@ mod tests {
             ("file:/a%zz", "two hex digits"),
             ("file:/a%f", "two hex digits"),
             ("redis:h", "write redis://HOST"),
-            ("redis://h?ca=/x", "known are: ttl, prefix, dialect; for TLS write rediss://"),
+            (
+                "redis://h?ca=/x",
+                "known are: ttl, prefix, dialect, replicas; for TLS write rediss://",
+            ),
+            ("redis+cluster://h?ca=/x", "for TLS write rediss+cluster://"),
+            ("redis+cluster://h/1", "only one database"),
+            ("redis+cluster://a,,b", "names no server"),
+            ("redis+sentinel://h", "end it with /MASTER"),
+            ("redis+sentinel:///m", "write redis+sentinel://HOST:PORT,HOST:PORT/MASTER"),
+            ("redis+sentinel://h/m/x", "not a number"),
+            ("redis://h?replicas=some", "between 0 and 100"),
+            ("etcd://h?replicas=1", "knows no option \"replicas\""),
             ("rediss://h?cert=/x", "belong together"),
             ("rediss://h?ca=/x&key=/x", "belong together"),
             ("rediss://h?ca", "ca=/path.pem"),
@@ -444,9 +482,15 @@ mod tests {
         let url = parse("rediss://me:p%3Fw@h:1/0?prefix=a%40b&ca=/c%20a&cert=c&key=/k");
         let tls = TlsFiles { ca: Some("/c a".into()), identity: Some(("c".into(), "/k".into())) };
         let driver = "rediss://me:p%3Fw@h:1/0".into();
-        let options = RedisOptions { tls, prefix: "a@b".into(), dialect: Dialect::Redisson };
+        let (prefix, dialect) = ("a@b".into(), Dialect::Redisson);
+        let options = RedisOptions { tls, prefix, dialect, replicas: 0 };
         assert_eq!(url.scheme, Scheme::Redis { url: driver, options });
         assert_eq!((url.scheme(), parse("redis://h").scheme()), ("rediss", "redis"));
+        let nodes = parse("redis+sentinel://:pw@a,b:1/main/2?replicas=2");
+        assert_eq!((nodes.scheme(), nodes.to_string().contains("pw")), ("redis+sentinel", false));
+        let Scheme::Redis { options, .. } = nodes.scheme else { panic!("redis") };
+        assert_eq!(options.replicas, 2);
+        assert_eq!(parse("rediss+cluster://a,b").scheme(), "rediss+cluster");
         let mut servers = Servers {
             hosts: vec!["a:1".into(), "b".into()],
             credentials: Some(("me".into(), "s:3@".into())),

@@ -5,7 +5,10 @@
 //! on after the master's death.
 
 use std::net::SocketAddr;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
+
+use tokio::sync::Mutex;
 
 use crate::resp::{Raw, Reply};
 use crate::server::{Port, Recipe, Server, redis_recipe};
@@ -35,6 +38,15 @@ fn text(reply: &Reply) -> String {
 /// When it does not answer.
 pub async fn ask(address: SocketAddr, command: &str) -> String {
     text(&Raw::connect(address).await.ask(command).await)
+}
+
+/// The same, by whoever knows the password if there is one.
+async fn ask_with(password: Option<&str>, address: SocketAddr, command: &str) -> String {
+    let raw = Raw::connect(address).await;
+    if let Some(password) = password {
+        raw.ask(&format!("AUTH {password}")).await;
+    }
+    text(&raw.ask(command).await)
 }
 
 /// The same of a server that may be gone.
@@ -68,9 +80,18 @@ fn replica_recipe(arguments: &[String]) -> Recipe {
 }
 
 /// Whether a replica has everything that its master had.
-async fn is_linked(replica: &Server) -> bool {
-    let replication = ask(replica.address(), "INFO replication").await;
+async fn is_linked(replica: &Server, password: Option<&str>) -> bool {
+    let replication = ask_with(password, replica.address(), "INFO replication").await;
     replication.lines().any(|line| line == "master_link_status:up")
+}
+
+/// Waits until so many replicas have told their master what they have: earlier it does not count them.
+async fn has_replicas(master: &Server, replicas: usize, password: Option<&str>) {
+    let known = async || {
+        let replication = ask_with(password, master.address(), "INFO replication").await;
+        replication.lines().filter(|line| line.contains("state=online")).count() == replicas
+    };
+    within(SETTLE, "the master has its replicas", known).await;
 }
 
 /// A master and replicas, without anybody who watches over them.
@@ -87,6 +108,8 @@ impl Replicated {
     ///
     /// As [`Recipe::start`].
     pub async fn start(replicas: usize, arguments: &[&str]) -> Self {
+        let password = arguments.iter().position(|argument| *argument == "--requirepass");
+        let password = password.map(|at| arguments[at + 1]);
         let arguments: Vec<String> = arguments.iter().map(ToString::to_string).collect();
         let master = replica_recipe(&arguments).start().await;
         let port = master.address().port().to_string();
@@ -95,8 +118,9 @@ impl Replicated {
         let starting = (0..replicas).map(|_| replica_recipe(&arguments).start());
         let followers = futures_util::future::join_all(starting).await;
         for replica in &followers {
-            within(SETTLE, "a replica follows", || is_linked(replica)).await;
+            within(SETTLE, "a replica follows", || is_linked(replica, password)).await;
         }
+        has_replicas(&master, replicas, password).await;
         Self { servers: std::iter::once(master).chain(followers).collect() }
     }
 
@@ -160,17 +184,29 @@ impl Sentinels {
         let starting = (0..3).map(|_| sentinel().start());
         let sentinels = futures_util::future::join_all(starting).await;
         let started = Self { nodes, sentinels };
+        let password = lines.lines().find_map(|line| line.strip_prefix("requirepass "));
         for sentinel in &started.sentinels {
             let known = async || {
-                let known = ask(sentinel.address(), &format!("SENTINEL MASTER {MASTER}")).await;
+                let question = format!("SENTINEL MASTER {MASTER}");
+                let known = ask_with(password, sentinel.address(), &question).await;
                 known.contains("num-slaves\n2\n") && known.contains("num-other-sentinels\n2\n")
             };
-            // One that wants a password is not asked.
-            if !lines.contains("requirepass") {
-                within(SETTLE, "the sentinels know each other", known).await;
-            }
+            within(SETTLE, "the sentinels know each other", known).await;
         }
         started
+    }
+
+    /// Sentinels that all tests that run at the same time have in common, and that are in no hurry to
+    /// replace anybody; ended with the last of the tests.
+    pub async fn shared() -> Arc<Self> {
+        static SHARED: Mutex<Weak<Sentinels>> = Mutex::const_new(Weak::new());
+        let mut shared = SHARED.lock().await;
+        if let Some(sentinels) = shared.upgrade() {
+            return sentinels;
+        }
+        let sentinels = Arc::new(Self::start(SETTLE).await);
+        *shared = Arc::downgrade(&sentinels);
+        sentinels
     }
 
     /// `redis+sentinel://…`.
@@ -276,6 +312,19 @@ impl Cluster {
         cluster
     }
 
+    /// A cluster that all tests that run at the same time have in common, and that is in no hurry to
+    /// replace anybody; ended with the last of the tests.
+    pub async fn shared() -> Arc<Self> {
+        static SHARED: Mutex<Weak<Cluster>> = Mutex::const_new(Weak::new());
+        let mut shared = SHARED.lock().await;
+        if let Some(cluster) = shared.upgrade() {
+            return cluster;
+        }
+        let cluster = Arc::new(Self::start(SETTLE).await);
+        *shared = Arc::downgrade(&cluster);
+        cluster
+    }
+
     /// All nodes say that all is well, and know who follows whom.
     async fn settled(&self) {
         for server in &self.servers {
@@ -287,8 +336,9 @@ impl Cluster {
             };
             within(SETTLE, "the cluster is well", well).await;
         }
-        for replica in &self.servers[3..] {
-            within(SETTLE, "a replica follows", || is_linked(replica)).await;
+        for (master, replica) in self.servers.iter().zip(&self.servers[3..]) {
+            within(SETTLE, "a replica follows", || is_linked(replica, None)).await;
+            has_replicas(master, 1, None).await;
         }
     }
 
@@ -368,10 +418,31 @@ impl Cluster {
             let go = format!("MIGRATE 127.0.0.1 {port}  0 5000 KEYS {}", keys.join(" "));
             tell(source.address(), &go).await;
         }
-        for at in [to, from].into_iter().chain((0..3).filter(|at| ![to, from].contains(at))) {
-            let node = format!("CLUSTER SETSLOT {slot} NODE {}", self.ids[to]);
-            tell(self.servers[at].address(), &node).await;
+        // Two who take slots at the same time may claim the same epoch, and one of them loses a slot by
+        // that: then it is told again.
+        for _ in 0..10 {
+            for at in [to, from].into_iter().chain((0..3).filter(|at| ![to, from].contains(at))) {
+                let node = format!("CLUSTER SETSLOT {slot} NODE {}", self.ids[to]);
+                tell(self.servers[at].address(), &node).await;
+            }
+            for _ in 0..50 {
+                if self.all_see(slot, to).await {
+                    return;
+                }
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+            ask(target.address(), "CLUSTER BUMPEPOCH").await;
         }
+        panic!("slot {slot} does not move");
+    }
+
+    async fn all_see(&self, slot: u16, owner: usize) -> bool {
+        for server in &self.servers {
+            if self.owner_seen_by(server, slot).await != Some(owner) {
+                return false;
+            }
+        }
+        true
     }
 
     /// Moves a slot with its keys, while everybody works.

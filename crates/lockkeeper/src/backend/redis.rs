@@ -1,4 +1,4 @@
-//! Locks at one Redis server, with or without TLS.
+//! Locks at a Redis server, at the master that sentinels name, or in a cluster; with or without TLS.
 //!
 //! # How it works
 //!
@@ -39,7 +39,11 @@
 //!    asks every 50 ms.
 //! 5. A request whose answer is lost is sent again: it finds what it got, or gets it now. Giving up
 //!    releases whatever it may have got, in the background, until the lease would have ended.
-//! 6. Renewals that are due within 10 ms of each other go in one command.
+//! 6. Renewals that are due within 10 ms of each other go in one command; in a cluster, those of one slot.
+//! 7. Where the URL says `replicas=k`, a grant and a renewal count only when k replicas have them
+//!    (`replicas.rs`); a hand-over is asked for again to find out.
+//! 8. Which server a step goes to is decided below all of this (`nodes.rs`): the one there is, the master
+//!    that the sentinels name (`sentinel.rs`), or the one that has the slot (`cluster.rs`).
 //!
 //! # What it promises
 //!
@@ -51,27 +55,37 @@
 //! # When it breaks
 //!
 //! A server that loses its data (restart without persistence, eviction by `maxmemory-policy`, fail-over
-//! to a replica that had not seen the grant) grants again what is held, and starts tokens again. A
-//! plain `RSemaphore` keeps no record of who has its permits, so it is not to be mixed with ours. The
-//! two dialects do not exclude each other on one name: the second one to ask is refused with an error.
-//! Sentinel, Cluster and RedLock are not in this version.
+//! to a replica that had not seen the grant, which `replicas=k` is against) grants again what is held,
+//! and starts tokens again. A plain `RSemaphore` keeps no record of who has its permits, so it is not to
+//! be mixed with ours. The two dialects do not exclude each other on one name: the second one to ask is
+//! refused with an error.
+//! RedLock is not in this version.
 //!
 //! # Cost
 //!
 //! One round trip to lock, one to release, on one connection for all; one more connection for messages.
+//! In a cluster, both for each master in use; with `replicas`, up to eight more to wait on.
 //! A step costs more in proportion to the number of holders (readers, permits), not of waiters, except
 //! where unfair readers wait.
 
 mod admin;
 mod answer;
+mod cluster;
 mod commands;
 mod connect;
 mod hold;
 mod latches;
 mod layout;
+mod link;
 mod listener;
+mod nodes;
 mod renewals;
+mod replicas;
 mod scripts;
+mod sentinel;
+mod server;
+mod slots;
+mod wire;
 
 use std::fmt;
 use std::io;
@@ -82,30 +96,30 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use futures_util::FutureExt;
-use redis::{FromRedisValue, RedisWrite, Script, Value};
+use redis::{RedisWrite, Value};
 
 use self::answer::{Answer, Word, block, kind_words, millis, strange};
-use self::commands::{Commands, evalsha, may_pass};
+use self::commands::{evalsha, may_pass};
 use self::hold::RedisHold;
 use self::layout::{SHORT_KEYS, field, lock_key, release_channels, write_short_keys};
-use self::listener::Listener;
+use self::nodes::{Answered, Nodes};
 use self::renewals::Renewals;
+use self::replicas::{Replicas, Shortfall, grant_time};
 use self::scripts::Scripts;
-use super::register::News;
+use self::server::{Ear, Server};
+use super::register::{News, Register};
 use super::{Admin, Backend, Capabilities, Hold, Kind, Latches, Patience, Request, Term};
 use crate::clock::Instant;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::loss::Loss;
 use crate::name::Name;
-use crate::owner::{self, RequestId};
+use crate::owner::RequestId;
 use crate::token::TokenBlock;
 use crate::url::{Dialect, RedisOptions};
 use crate::wait::pause;
 
 /// How long a waiter that does not ask again keeps its place.
 pub const WAITER_LEASE: Duration = Duration::from_secs(5);
-/// How long a server may fail to answer before a request gives up.
-const OUTAGE: Duration = Duration::from_secs(5);
 /// Between two attempts to reach a server that fails.
 const RETRY: Duration = Duration::from_millis(100);
 /// How long a request that was given up may still arrive, in ms.
@@ -113,34 +127,12 @@ const LATE: &str = "60000";
 /// No request at all: looking and forcing have no id.
 const NOBODY: RequestId = RequestId::from_bytes([0; 16]);
 
-/// Locks at one Redis server.
+/// Locks at a Redis server, or several.
 pub struct Redis {
     place: String,
     prefix: String,
     dialect: Dialect,
     server: Arc<Server>,
-}
-
-struct Server {
-    commands: Commands,
-    scripts: &'static Scripts,
-    listener: Arc<Listener>,
-    renewals: Renewals,
-    /// What our own channel is called.
-    client: String,
-}
-
-impl Server {
-    /// Runs a step on one lock. An error: it may have been carried out or not.
-    async fn run<T: FromRedisValue>(
-        &self,
-        script: &Script,
-        lock: &str,
-        id: RequestId,
-        arguments: &[&str],
-    ) -> Result<T> {
-        self.commands.run(script, lock, id, arguments).await
-    }
 }
 
 impl Redis {
@@ -151,14 +143,14 @@ impl Redis {
     /// [`Error::Config`](crate::Error::Config) for a URL or a file that makes no sense,
     /// [`Error::Unavailable`](crate::Error::Unavailable) when the server cannot be reached or refuses us.
     pub async fn connect(url: &str, place: String, options: &RedisOptions) -> Result<Arc<Self>> {
-        let client = connect::client(url, &options.tls, &place)?;
-        let explain = |error| connect::explain(error, &client);
-        let commands = Commands::connect(&client).await.map_err(explain)?;
-        let id = format!("{:016x}", owner::random());
-        let listener = Listener::start(&client, &id).await?;
-        let scripts = Scripts::of(options.dialect);
+        let requests = Arc::new(Register::new());
+        let nodes = Nodes::connect(url, &place, options, &requests).await?;
+        let first = nodes.any().await?;
+        let replicas = Replicas::new(options.replicas, &first.commands).await?;
+        let scripts = Scripts::of(options.dialect, nodes.sharded());
         let renewals = Renewals::default();
-        let server = Arc::new(Server { commands, scripts, listener, renewals, client: id });
+        let party = first.party.clone();
+        let server = Arc::new(Server { nodes, replicas, scripts, requests, renewals, party });
         let (prefix, dialect) = (options.prefix.clone(), options.dialect);
         Ok(Arc::new(Self { place, prefix, dialect, server }))
     }
@@ -166,11 +158,13 @@ impl Redis {
     /// What a mutex is called where others see it.
     fn field(&self, request: &Request) -> Option<String> {
         let is_mutex = matches!(request.kind, Kind::Mutex | Kind::FairMutex);
-        is_mutex.then(|| field(request, &self.server.client))
+        is_mutex.then(|| field(request, &self.server.party))
     }
 
-    fn lock(&self, name: &Name) -> String {
-        lock_key(&self.prefix, name)
+    fn lock(&self, name: &Name) -> Result<String> {
+        let lock = lock_key(&self.prefix, name);
+        self.server.nodes.check(name, &lock)?;
+        Ok(lock)
     }
 
     /// Asks for a lock, or asks again.
@@ -180,26 +174,40 @@ impl Redis {
         request: &Request,
         field: Option<&str>,
         question: u32,
-    ) -> Result<Answer> {
+    ) -> Result<Answered<Answer>> {
         let (kind, of) = kind_words(request.kind);
         let owner = request.owner.to_string();
         let lease = match request.patience {
             Patience::TryOnce => "0".to_owned(),
             _ => millis(WAITER_LEASE),
         };
-        let words = [
-            field.unwrap_or(&owner),
-            kind,
-            &of.to_string(),
-            &millis(request.term.ttl()),
-            &request.tokens.to_string(),
-            &lease,
-            self.server.client.as_str(),
-            &question.to_string(),
-        ];
+        let (of, ttl) = (of.to_string(), request.term.ttl());
+        let (tokens, question, millis) =
+            (request.tokens.to_string(), question.to_string(), millis(ttl));
         let acquire = &self.server.scripts.acquire;
-        let answer: Vec<Value> = self.server.run(acquire, lock, request.id, &words).await?;
-        Answer::read(&answer, request)
+        let step = |party: &str| {
+            let who = field.unwrap_or(&owner);
+            let words = [who, kind, &of, &millis, &tokens, &lease, party, &question];
+            commands::step(acquire, lock, request.id, &words)
+        };
+        let deadline = match request.patience {
+            Patience::Until(at) => at,
+            _ => Instant::NEVER,
+        };
+        let acknowledged = self.server.acknowledged(grant_time(deadline));
+        let nodes = &self.server.nodes;
+        let answered: Answered<Vec<Value>> =
+            nodes.invoke(lock, acquire, step, acknowledged).await?;
+        let value = Answer::read(&answered.value, request)?;
+        Ok(Answered { value, shortfall: answered.shortfall, node: answered.node })
+    }
+
+    /// Gives back what too few replicas have, and says so.
+    async fn undo(&self, parked: &mut Parked<'_>, name: &Name, shortfall: Shortfall) -> Error {
+        let Shortfall { wanted, reached } = shortfall;
+        // Where that fails, it is tried again in the background.
+        parked.settled = parked.release().await.is_ok();
+        Error::Replicas { name: name.clone(), wanted, reached }
     }
 
     /// A hold of ours, from now on told when it is lost.
@@ -223,7 +231,7 @@ impl Redis {
             field: field.map(Into::into),
             resent,
         });
-        self.server.listener.requests.hold(request.id, &hold);
+        self.server.requests.hold(request.id, &hold);
         hold
     }
 }
@@ -238,9 +246,16 @@ struct Parked<'a> {
     holds: bool,
 }
 
+impl Parked<'_> {
+    async fn release(&self) -> Result<u8> {
+        let release = &self.server.scripts.release;
+        self.server.run(release, self.lock, self.id, &["", LATE]).await
+    }
+}
+
 impl Drop for Parked<'_> {
     fn drop(&mut self) {
-        let requests = &self.server.listener.requests;
+        let requests = &self.server.requests;
         if !self.holds {
             requests.forget(self.id);
         }
@@ -305,48 +320,59 @@ impl Backend for Redis {
 
     async fn acquire(self: Arc<Self>, request: Request) -> Result<Option<Arc<dyn Hold>>> {
         let (server, id, ttl) = (&self.server, request.id, request.term.ttl());
-        let requests = &server.listener.requests;
-        let lock = self.lock(&request.name);
+        let requests = &server.requests;
+        let lock = self.lock(&request.name)?;
         let field = self.field(&request);
         let news = requests.expect(id);
         // From here on, before the first request is sent: dropping this future undoes it.
         let mut parked = Parked { server, lock: &lock, id, ttl, settled: false, holds: false };
-        let patience = match request.patience {
-            // Asked once, but the answer may have been lost: then ask for it again.
-            Patience::TryOnce => Patience::Forever,
-            patience => patience,
-        };
-        let mut listening = None;
+        let waits = request.patience != Patience::TryOnce;
+        // Asked once, but the answer may have been lost: then ask for it again.
+        let patience = if waits { request.patience } else { Patience::Forever };
+        let outage = server.nodes.outage(waits);
+        let mut ear = Ear::default();
         let mut failing: Option<Instant> = None;
         let mut resent = false;
         let mut question = 0;
         let (tokens, expires) = loop {
             let sent = Instant::now();
-            let mut in_queue = false;
+            let (mut in_queue, mut short) = (false, None);
             question += 1;
             let next = match self.ask(&lock, &request, field.as_deref(), question).await {
-                Ok(Answer::Granted(tokens)) => break (tokens, sent + ttl),
-                Ok(Answer::Queued(_, true))
-                    if listening.is_none() && self.dialect == Dialect::Redisson =>
+                Ok(Answered { value: Answer::Granted(tokens), shortfall: None, .. }) => {
+                    break (tokens, sent + ttl);
+                }
+                Ok(Answered { value: Answer::Granted(_), shortfall: Some(shortfall), .. }) => {
+                    // Right after a fail-over, replicas are on their way to the new master.
+                    let since = *failing.get_or_insert_with(Instant::now);
+                    let enough = Instant::now() + replicas::ACK_TIME;
+                    let over = enough > patience.deadline() || enough.since(since) > outage;
+                    if over || !waits || !resent {
+                        return Err(self.undo(&mut parked, &request.name, shortfall).await);
+                    }
+                    short = Some(shortfall);
+                    Instant::now() + RETRY
+                }
+                Ok(Answered { value: Answer::Queued(_, true), node, .. })
+                    if !ear.is_at(&node) && self.dialect == Dialect::Redisson =>
                 {
                     // Then ask once more: what was said before we listened we did not hear.
-                    let channels = release_channels(&lock, id).to_vec();
-                    listening = Some(server.listener.also(channels).await);
+                    ear.listen(node, release_channels(&lock, id).to_vec()).await;
                     failing = None;
                     continue;
                 }
-                Ok(Answer::Queued(next, _)) => {
+                Ok(Answered { value: Answer::Queued(next, _), .. }) => {
                     (failing, in_queue) = (None, true);
                     next
                 }
-                Ok(Answer::Busy) => {
+                Ok(Answered { value: Answer::Busy, .. }) => {
                     parked.settled = !resent;
                     return Ok(None);
                 }
                 Err(error) if may_pass(&error) => {
                     resent = true;
                     let since = *failing.get_or_insert_with(Instant::now);
-                    if Instant::now().since(since) > OUTAGE {
+                    if Instant::now().since(since) > outage {
                         return Err(error);
                     }
                     Instant::now() + RETRY
@@ -354,7 +380,12 @@ impl Backend for Redis {
                 Err(error) => return Err(error),
             };
             match in_line(patience, next, &news, question).await {
-                Pause::PatienceRanOut => return Ok(None),
+                Pause::PatienceRanOut => match short {
+                    Some(short) => return Err(self.undo(&mut parked, &request.name, short).await),
+                    None => return Ok(None),
+                },
+                // Who must have it has to say so.
+                Pause::Granted(..) if server.replicas.is_some() => {}
                 // It was granted after the question that gave us the place, so the lease lasts at
                 // least until so long after that. A fixed lease must be whole; a late message is
                 // worth less than asking.
@@ -385,14 +416,19 @@ impl Backend for Redis {
         let fields: Option<Vec<_>> = requests.iter().map(|request| self.field(request)).collect();
         let Some(fields) = fields else { return Ok(None) };
         let server = &self.server;
-        let locks: Vec<String> = requests.iter().map(|request| self.lock(&request.name)).collect();
+        let locks: Result<Vec<_>> = requests.iter().map(|wanted| self.lock(&wanted.name)).collect();
+        let locks = locks?;
+        let place = |lock: &String| server.nodes.place(lock);
+        if locks.iter().any(|lock| place(lock) != place(&locks[0])) {
+            return Ok(None);
+        }
         let mut parked: Vec<Parked<'_>> = Vec::with_capacity(requests.len());
         let mut news = Vec::with_capacity(requests.len());
         let script = &server.scripts.acquire_all;
         let mut command = evalsha(script, SHORT_KEYS * requests.len());
         for (request, lock) in requests.iter().zip(&locks) {
             let (id, ttl) = (request.id, request.term.ttl());
-            news.push(server.listener.requests.expect(id));
+            news.push(server.requests.expect(id));
             parked.push(Parked { server, lock, id, ttl, settled: false, holds: false });
             write_short_keys(&mut command, lock, id);
         }
@@ -402,10 +438,22 @@ impl Backend for Redis {
             command.write_arg_fmt(request.tokens);
         }
         let sent = Instant::now();
+        let acknowledged = server.acknowledged(grant_time(Instant::NEVER));
+        let step = |_: &str| command.clone();
+        let answer: Result<Answered<Vec<i64>>> =
+            server.nodes.invoke(&locks[0], script, step, acknowledged).await;
         // An answer that is lost: what was taken is given back, and asked for one by one.
-        let answer: Vec<i64> = match server.commands.invoke(script, &command).await {
+        let answer = match answer {
+            Ok(Answered { value, shortfall: Some(shortfall), .. }) if !value.is_empty() => {
+                let names = requests.iter().map(|request| &request.name);
+                let undone = parked.iter_mut().zip(names);
+                let undone = undone.map(|(parked, name)| self.undo(parked, name, shortfall));
+                let mut errors = futures_util::future::join_all(undone).await;
+                return Err(errors.swap_remove(0));
+            }
+            Ok(Answered { value, .. }) => value,
             Err(error) if may_pass(&error) => return Ok(None),
-            answer => answer?,
+            Err(error) => return Err(error),
         };
         if answer.len() != requests.len() {
             parked.iter_mut().for_each(|parked| parked.settled = answer.is_empty());
@@ -422,7 +470,7 @@ impl Backend for Redis {
             let expires = sent + request.term.ttl();
             let hold = self.hold(lock, request, Some(field), tokens[at], expires, false);
             if news[at].heard().now_or_never().is_some() {
-                server.listener.requests.check(Arc::clone(&hold) as _);
+                server.requests.check(Arc::clone(&hold) as _);
             }
             holds.push(hold);
         }

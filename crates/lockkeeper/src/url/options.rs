@@ -16,6 +16,8 @@ pub struct RedisOptions {
     pub prefix: String,
     /// What other clients see.
     pub dialect: Dialect,
+    /// So many replicas must have a grant before it counts.
+    pub replicas: u32,
 }
 
 /// What clients of other libraries see of a lock at a Redis server.
@@ -117,6 +119,7 @@ pub(super) struct Options {
     pub(super) access: Access,
     pub(super) pool: Option<usize>,
     pub(super) mode: Mode,
+    pub(super) replicas: u32,
     tls: Option<bool>,
     dialect: Option<String>,
     ca: Option<PathBuf>,
@@ -136,6 +139,7 @@ impl Options {
                 "tls" => options.tls = Some(one_of("tls", value, &SWITCH)?),
                 "mode" => options.mode = one_of("mode", value, &MODES)?,
                 "pool" => options.pool = Some(pool(value)?),
+                "replicas" => options.replicas = replicas(value)?,
                 "acl" => options.access = one_of("acl", value, &ACCESS)?,
                 "ca" => options.ca = Some(file(name, value)?),
                 "cert" => options.cert = Some(file(name, value)?),
@@ -199,10 +203,12 @@ fn one_of<T: Copy>(option: &str, value: &str, known: &[(&str, T)]) -> Result<T> 
 }
 
 fn unknown(scheme: &str, name: &str, known: &[&str]) -> Error {
-    let hint = match name {
-        "ca" | "cert" | "key" if matches!(scheme, "redis" | "etcd" | "zookeeper") => {
-            format!("; for TLS write {scheme}s://")
-        }
+    let by_tls = match scheme {
+        "redis" | "etcd" | "zookeeper" => Some(format!("{scheme}s")),
+        other => other.strip_prefix("redis+").map(|topology| format!("rediss+{topology}")),
+    };
+    let hint = match (name, by_tls) {
+        ("ca" | "cert" | "key", Some(by_tls)) => format!("; for TLS write {by_tls}://"),
         _ => String::new(),
     };
     let known = known.join(", ");
@@ -223,6 +229,15 @@ fn pool(value: &str) -> Result<usize> {
         Ok(pool @ 1..=1000) => Ok(pool),
         _ => Err(Error::Config(format!(
             "pool={value:?} is not a number of connections between 1 and 1000"
+        ))),
+    }
+}
+
+fn replicas(value: &str) -> Result<u32> {
+    match value.parse() {
+        Ok(replicas @ 0..=100) => Ok(replicas),
+        _ => Err(Error::Config(format!(
+            "replicas={value:?} is not a number of replicas between 0 and 100"
         ))),
     }
 }

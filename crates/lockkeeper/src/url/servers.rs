@@ -87,6 +87,7 @@ fn nowhere(text: &str) -> Error {
     let scheme = text.split(':').next().unwrap_or_default();
     let form = match scheme {
         "redis" | "rediss" => "HOST:PORT/DB",
+        "redis+sentinel" | "rediss+sentinel" => "HOST:PORT,HOST:PORT/MASTER",
         "postgres" | "mysql" => "USER:PASSWORD@HOST:PORT/DATABASE",
         "zookeeper" | "zookeepers" => "HOST:PORT,HOST:PORT/PATH",
         _ => "HOST:PORT,HOST:PORT",

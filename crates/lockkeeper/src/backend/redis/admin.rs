@@ -28,16 +28,21 @@ impl Admin for Redis {
         let prefix = &self.prefix;
         let escaped = prefix.replace(['*', '?', '[', ']', '\\'], "?");
         let mut names = Vec::new();
-        for pattern in [format!("lockkeeper:{{{escaped}*"), format!("lockkeeper::{escaped}*")] {
-            let keys = self.server.commands.scan(&pattern, "string").await?;
-            names.extend(keys.iter().filter_map(|key| name_of_state(key, prefix)));
+        for node in self.server.nodes.all().await? {
+            let commands = &node.commands;
+            for pattern in [format!("lockkeeper:{{{escaped}*"), format!("lockkeeper::{escaped}*")] {
+                let keys = commands.scan(&pattern, "string").await?;
+                names.extend(keys.iter().filter_map(|key| name_of_state(key, prefix)));
+            }
+            let all = format!("{escaped}*");
+            let locks = match self.dialect {
+                Dialect::Redisson => {
+                    commands.only_locks(commands.scan(&all, "hash").await?).await?
+                }
+                Dialect::Plain => commands.only_ours(commands.scan(&all, "string").await?).await?,
+            };
+            names.extend(locks.iter().filter_map(|key| key.strip_prefix(prefix)?.parse().ok()));
         }
-        let (commands, all) = (&self.server.commands, format!("{escaped}*"));
-        let locks = match self.dialect {
-            Dialect::Redisson => commands.only_locks(commands.scan(&all, "hash").await?).await?,
-            Dialect::Plain => commands.only_ours(commands.scan(&all, "string").await?).await?,
-        };
-        names.extend(locks.iter().filter_map(|key| key.strip_prefix(prefix)?.parse().ok()));
         names.sort();
         names.dedup();
         let shown = futures_util::stream::iter(names)
@@ -54,7 +59,7 @@ impl Admin for Redis {
 
     async fn show(&self, name: &Name) -> Result<Status> {
         let show = &self.server.scripts.show;
-        let answer: Vec<Value> = self.server.run(show, &self.lock(name), NOBODY, &[]).await?;
+        let answer: Vec<Value> = self.server.run(show, &self.lock(name)?, NOBODY, &[]).await?;
         let words: Option<Vec<String>> =
             answer.iter().map(|word| redis::from_redis_value_ref(word).ok()).collect();
         let words = words.filter(|words| words.len() >= 3).ok_or_else(|| strange(&answer))?;
@@ -66,7 +71,7 @@ impl Admin for Redis {
         let seen = self.show(name).await?.holders.iter().map(|holder| holder.token.get()).max();
         let words = [reason, &seen.unwrap_or(0).to_string()];
         let evict = &self.server.scripts.evict;
-        let answer: Vec<Value> = self.server.run(evict, &self.lock(name), NOBODY, &words).await?;
+        let answer: Vec<Value> = self.server.run(evict, &self.lock(name)?, NOBODY, &words).await?;
         let words: Option<Vec<String>> =
             answer.iter().map(|word| redis::from_redis_value_ref(word).ok()).collect();
         let words = words.ok_or_else(|| strange(&answer))?;

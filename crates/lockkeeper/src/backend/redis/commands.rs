@@ -1,21 +1,30 @@
-//! The one connection for commands: scripts, time-outs, and what errors mean.
+//! The connections for commands to one server: scripts, time-outs, and what errors mean.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::collections::HashSet;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use redis::aio::{ConnectionManager, ConnectionManagerConfig};
+use redis::aio::MultiplexedConnection;
 use redis::{
-    Client, Cmd, ErrorKind, FromRedisValue, Pipeline, RedisError, RedisWrite, Script,
-    ServerErrorKind,
+    Cmd, ErrorKind, FromRedisValue, Pipeline, RedisError, RedisResult, RedisWrite, Script,
+    ServerErrorKind, Value,
 };
+use tokio::sync::Semaphore;
 
 use super::layout::{KEYS, WAKE, is_lock_field, is_our_field, write_keys};
+use super::link::{Link, Origin};
+use super::replicas::{Replicas, Shortfall};
 use crate::error::{Error, Result};
 use crate::owner::RequestId;
 
 /// How long one command may take, and one attempt to connect.
 pub(super) const COMMAND_TIME: Duration = Duration::from_secs(1);
+
+/// How long a look at many keys may take.
+const LOOK_TIME: Duration = Duration::from_secs(5);
+
+/// So many steps wait for replicas at a time, each on a connection of its own.
+const SYNCING: usize = 8;
 
 /// No owner is so long that its field could be longer.
 const LONGEST_FIELD: usize = 1024;
@@ -29,82 +38,121 @@ pub(super) fn evalsha(script: &Script, keys: usize) -> Cmd {
     command
 }
 
-/// A connection that comes back by itself, also when it has merely gone silent.
-pub(super) struct Commands {
-    client: Client,
-    manager: Mutex<ConnectionManager>,
-    /// How often a silent connection was replaced.
-    replaced: AtomicU64,
+/// A step on one lock.
+pub(super) fn step(script: &Script, lock: &str, id: RequestId, arguments: &[&str]) -> Cmd {
+    let mut step = evalsha(script, KEYS);
+    write_keys(&mut step, lock, id);
+    step.write_arg_fmt(id);
+    step.arg(WAKE).arg(arguments);
+    step
 }
 
-fn config() -> ConnectionManagerConfig {
-    ConnectionManagerConfig::new()
-        .set_connection_timeout(Some(COMMAND_TIME))
-        // Every command has ours, which counts reconnecting as well.
-        .set_response_timeout(None)
-        .set_number_of_retries(1)
-        .set_max_delay(Duration::from_millis(100))
+/// A script to run, and how.
+#[derive(Clone, Copy)]
+pub(super) struct Run<'a> {
+    pub(super) script: &'a Script,
+    pub(super) step: &'a Cmd,
+    /// On behalf of a slot that is on its way to this server.
+    pub(super) asking: bool,
+    /// Who must have it, and how long to wait for them.
+    pub(super) acknowledged: Option<(Replicas, Duration)>,
+}
+
+/// One connection for all, which comes back by itself, also when it has merely gone silent; and some
+/// to wait on for replicas.
+pub(super) struct Commands {
+    link: Link,
+    idle: Mutex<Vec<Link>>,
+    syncing: Semaphore,
+    /// Scripts that the server had once.
+    loaded: Mutex<HashSet<String>>,
 }
 
 impl Commands {
-    pub(super) async fn connect(client: &Client) -> Result<Self> {
-        let manager = ConnectionManager::new_with_config(client.clone(), config());
-        let manager = manager.await.map_err(|error| failed("connecting", error))?;
-        let (client, manager) = (client.clone(), Mutex::new(manager));
-        Ok(Self { client, manager, replaced: AtomicU64::new(0) })
+    pub(super) fn to(origin: Origin) -> Self {
+        let (idle, syncing) = (Mutex::default(), Semaphore::new(SYNCING));
+        Self { link: Link::to(origin), idle, syncing, loaded: Mutex::default() }
     }
 
-    /// The connection, and which one it is.
-    fn connection(&self) -> (ConnectionManager, u64) {
-        let manager = self.manager.lock();
-        (manager.clone(), self.replaced.load(Ordering::Acquire))
+    /// Connects, if that has not been done yet.
+    pub(super) async fn connect(&self) -> Result<()> {
+        let connecting = tokio::time::timeout(2 * COMMAND_TIME, self.link.connection()).await;
+        connecting.unwrap_or_else(|_| Err(unanswered(2 * COMMAND_TIME))).map(|_| ())
     }
 
-    /// The driver keeps a connection that does not answer: a new one may.
-    fn replace(&self, silent: u64) {
-        let mut manager = self.manager.lock();
-        if self.replaced.load(Ordering::Acquire) == silent
-            && let Ok(fresh) =
-                ConnectionManager::new_lazy_with_config(self.client.clone(), config())
-        {
-            *manager = fresh;
-            self.replaced.fetch_add(1, Ordering::AcqRel);
-        }
-    }
-
-    /// Runs a step on one lock. An error: it may have been carried out or not.
-    pub(super) async fn run<T: FromRedisValue>(
+    /// Runs a script. An error: it may have been carried out or not. With it comes what is missing of
+    /// the replicas that must have it.
+    pub(super) async fn invoke<T: FromRedisValue>(
         &self,
-        script: &Script,
-        lock: &str,
-        id: RequestId,
-        arguments: &[&str],
-    ) -> Result<T> {
-        let mut step = evalsha(script, KEYS);
-        write_keys(&mut step, lock, id);
-        step.write_arg_fmt(id);
-        step.arg(WAKE).arg(arguments);
-        self.invoke(script, &step).await
+        run: Run<'_>,
+    ) -> Result<(T, Option<Shortfall>)> {
+        if run.acknowledged.is_none() {
+            return Self::invoke_on(&self.link, run, COMMAND_TIME).await;
+        }
+        // The server needs its time for the replicas, besides ours.
+        let time = COMMAND_TIME + run.acknowledged.map(|(_, time)| time).unwrap_or_default();
+        let invoked = async {
+            self.load(run.script).await?;
+            // Never closed.
+            let _permit = self.syncing.acquire().await;
+            let link = self.idle.lock().pop();
+            let link = link.unwrap_or_else(|| Link::to(self.link.origin.clone()));
+            let answer = Self::invoke_on(&link, run, time).await;
+            // One on which something is still under way is dropped, and closed by that.
+            self.idle.lock().push(link);
+            answer
+        };
+        tokio::time::timeout(time, invoked).await.unwrap_or_else(|_| Err(unanswered(time)))
     }
 
-    /// Runs a script. An error: it may have been carried out or not.
-    pub(super) async fn invoke<T: FromRedisValue>(&self, script: &Script, step: &Cmd) -> Result<T> {
-        let (mut connection, which) = self.connection();
+    /// Sees to it that the server has a script: who waits for replicas would wait for them in vain when
+    /// it does not.
+    async fn load(&self, script: &Script) -> Result<()> {
+        if self.loaded.lock().contains(script.get_hash()) {
+            return Ok(());
+        }
+        let mut open = self.link.connection().await?;
+        let number = open.number;
+        self.looked(number, script.load_async(&mut open.connection)).await?;
+        self.loaded.lock().insert(script.get_hash().to_owned());
+        Ok(())
+    }
+
+    async fn invoke_on<T: FromRedisValue>(
+        link: &Link,
+        run: Run<'_>,
+        time: Duration,
+    ) -> Result<(T, Option<Shortfall>)> {
+        let mut used = None;
         let answer = async {
-            match step.query_async(&mut connection).await {
+            let mut open = link.connection().await?;
+            used = Some(open.number);
+            let answer = match send(run, &mut open.connection).await {
                 Err(error) if error.kind() == UNKNOWN_SCRIPT => {
-                    script.load_async(&mut connection).await?;
-                    step.query_async(&mut connection).await
+                    match run.script.load_async(&mut open.connection).await {
+                        Ok(_) => send(run, &mut open.connection).await,
+                        Err(error) => Err(error),
+                    }
                 }
                 answer => answer,
-            }
+            };
+            answer.map_err(|error| {
+                let demoted = error.kind() == ErrorKind::Server(ServerErrorKind::ReadOnly)
+                    && link.origin.may_move();
+                if demoted || error.is_unrecoverable_error() {
+                    link.forget(open.number);
+                }
+                if demoted { demotion() } else { failed("a command", error) }
+            })
         };
-        match tokio::time::timeout(COMMAND_TIME, answer).await {
-            Ok(answer) => answer.map_err(|error| failed("a command", error)),
+        match tokio::time::timeout(time, answer).await {
+            Ok(answer) => answer,
             Err(_elapsed) => {
-                self.replace(which);
-                let context = format!("no answer within {COMMAND_TIME:?}");
-                Err(Error::Unavailable { backend: "redis", context, source: None })
+                // The driver keeps a connection that does not answer: a new one may.
+                if let Some(number) = used {
+                    link.forget(number);
+                }
+                Err(unanswered(time))
             }
         }
     }
@@ -162,12 +210,9 @@ impl Commands {
             let mut looks = redis::pipe();
             part.iter().for_each(|key| look(&mut looks, key));
             // One may have become something else meanwhile: then it is not what is wanted.
-            let (mut connection, _) = self.connection();
-            let replies: Vec<redis::RedisResult<T>> = looks
-                .ignore_errors()
-                .query_async(&mut connection)
-                .await
-                .map_err(|error| failed("listing", error))?;
+            let mut open = self.link.connection().await?;
+            let looking = looks.ignore_errors().query_async(&mut open.connection);
+            let replies: Vec<RedisResult<T>> = self.looked(open.number, looking).await?;
             let found =
                 part.iter().zip(&replies).filter(|(_, reply)| reply.as_ref().is_ok_and(&is_wanted));
             wanted.extend(found.map(|(key, _)| key.clone()));
@@ -175,18 +220,78 @@ impl Commands {
         Ok(wanted)
     }
 
-    async fn query<T: FromRedisValue>(&self, command: &Cmd) -> Result<T> {
-        let (mut connection, _) = self.connection();
-        command.query_async(&mut connection).await.map_err(|error| failed("listing", error))
+    pub(super) async fn query<T: FromRedisValue>(&self, command: &Cmd) -> Result<T> {
+        let mut open = self.link.connection().await?;
+        let looking = command.query_async(&mut open.connection);
+        self.looked(open.number, looking).await
     }
+
+    /// Waits for what is no step, for as long as that may take.
+    async fn looked<T>(
+        &self,
+        number: u64,
+        looking: impl Future<Output = RedisResult<T>> + Send,
+    ) -> Result<T> {
+        let Ok(looked) = tokio::time::timeout(LOOK_TIME, looking).await else {
+            self.link.forget(number);
+            return Err(unanswered(LOOK_TIME));
+        };
+        looked.map_err(|error| {
+            if error.is_unrecoverable_error() {
+                self.link.forget(number);
+            }
+            failed("looking", error)
+        })
+    }
+}
+
+/// Sends a script, with what goes before and after it in one pipeline.
+async fn send<T: FromRedisValue>(
+    run: Run<'_>,
+    connection: &mut MultiplexedConnection,
+) -> RedisResult<(T, Option<Shortfall>)> {
+    if !run.asking && run.acknowledged.is_none() {
+        return Ok((run.step.query_async(connection).await?, None));
+    }
+    let mut pipeline = redis::pipe();
+    if run.asking {
+        pipeline.cmd("ASKING");
+    }
+    pipeline.add_command(run.step.clone());
+    if let Some((replicas, time)) = run.acknowledged {
+        pipeline.add_command(replicas.command(time));
+    }
+    let answers: Vec<RedisResult<Value>> = pipeline.ignore_errors().query_async(connection).await?;
+    let mut answers = answers.into_iter().skip(usize::from(run.asking));
+    let missing = || RedisError::from((ErrorKind::Parse, "an answer is missing"));
+    let answer = answers.next().ok_or_else(missing)??;
+    let shortfall = match run.acknowledged {
+        Some((replicas, _)) => replicas.shortfall(&answers.next().ok_or_else(missing)??),
+        None => None,
+    };
+    Ok((redis::from_redis_value(answer)?, shortfall))
+}
+
+fn unanswered(time: Duration) -> Error {
+    let context = format!("no answer within {time:?}");
+    Error::Unavailable { backend: "redis", context, source: None }
+}
+
+/// The server has become a replica: the next attempt finds the new master.
+fn demotion() -> Error {
+    let context = "the server is not the master any more".to_owned();
+    Error::Unavailable { backend: "redis", context, source: None }
+}
+
+/// The driver's error behind one of ours.
+pub(super) fn cause(error: &Error) -> Option<&RedisError> {
+    let Error::Unavailable { source, .. } = error else { return None };
+    source.as_ref().and_then(|source| source.downcast_ref::<RedisError>())
 }
 
 /// Whether an error may pass by itself: then the same request is sent again.
 pub(super) fn may_pass(error: &Error) -> bool {
-    let Error::Unavailable { source, .. } = error else { return false };
-    let Some(error) = source.as_ref().and_then(|source| source.downcast_ref::<RedisError>()) else {
-        return true;
-    };
+    let Some(error) = cause(error) else { return matches!(error, Error::Unavailable { .. }) };
     error.is_io_error()
         || error.is_timeout()
         || error.is_connection_dropped()

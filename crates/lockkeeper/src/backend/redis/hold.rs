@@ -10,7 +10,9 @@ use redis::Value;
 
 use super::Server;
 use super::answer::millis;
+use super::nodes::Answered;
 use super::renewals;
+use super::replicas::renewal_time;
 use crate::backend::register::Check;
 use crate::backend::{Hold, Release, Renewal};
 use crate::clock::Instant;
@@ -101,12 +103,15 @@ impl Hold for RedisHold {
         }
         let sent = Instant::now();
         let renew = &self.server.scripts.renew;
-        let answer: Vec<Value> = self
-            .server
-            .run(renew, &self.lock, self.id, &[&millis(ttl), &number.to_string()])
-            .await?;
-        let held = Renewal::Held(Some(sent + ttl));
-        Ok(Self::cause(&answer).map_or(held, Renewal::Lost))
+        let (words, time) = ([&*millis(ttl), &number.to_string()], renewal_time(ttl));
+        let answer: Answered<Vec<Value>> =
+            self.server.run_acknowledged(renew, &self.lock, self.id, &words, time).await?;
+        match (Self::cause(&answer.value), answer.shortfall) {
+            (Some(cause), _) => Ok(Renewal::Lost(cause)),
+            // Another server would let it end earlier than we think.
+            (None, Some(shortfall)) => Err(shortfall.of_renewal()),
+            (None, None) => Ok(Renewal::Held(Some(sent + ttl))),
+        }
     }
 
     async fn downgrade(self: Arc<Self>) -> Result<Renewal> {
@@ -134,7 +139,7 @@ impl Hold for RedisHold {
 
 impl Drop for RedisHold {
     fn drop(&mut self) {
-        self.server.listener.requests.forget(self.id);
+        self.server.requests.forget(self.id);
     }
 }
 

@@ -1,18 +1,18 @@
-//! The one connection for messages, which comes back by itself and forgets no channel.
+//! The one connection for messages of one server, which comes back by itself and forgets no channel.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use futures_util::future::Shared;
-use futures_util::{FutureExt, StreamExt};
 use parking_lot::Mutex;
-use redis::Client;
-use redis::aio::{PubSubSink, PubSubStream};
 use tokio::sync::{mpsc, oneshot};
 
 use super::commands::{COMMAND_TIME, failed};
 use super::layout::{WAKE, parse_message};
+use super::link::Origin;
+use super::wire::{Heard, Wire};
 use crate::backend::register::Register;
 use crate::error::Result;
 
@@ -24,7 +24,10 @@ const SILENCE: Duration = Duration::from_secs(5);
 
 /// Who listens to what.
 pub(super) struct Listener {
-    pub(super) requests: Register,
+    requests: Arc<Register>,
+    origin: Origin,
+    /// Whether the channels of Redisson belong to slots.
+    sharded: bool,
     /// Who wants which channel, besides our own.
     wanted: Mutex<HashMap<String, Wanted>>,
     changes: mpsc::UnboundedSender<Change>,
@@ -44,13 +47,18 @@ enum Change {
 
 impl Listener {
     /// Connects and listens to this client's own channel.
-    pub(super) async fn start(client: &Client, id: &str) -> Result<Arc<Self>> {
+    pub(super) async fn start(
+        origin: Origin,
+        id: &str,
+        requests: Arc<Register>,
+        sharded: bool,
+    ) -> Result<Arc<Self>> {
         let own = format!("{WAKE}{id}");
         let (changes, inbox) = mpsc::unbounded_channel();
-        let (requests, wanted) = (Register::new(), Mutex::default());
-        let listener = Arc::new(Self { requests, wanted, changes, own });
-        let first = connect(client, &listener).await?;
-        tokio::spawn(listen(client.clone(), Arc::downgrade(&listener), inbox, first));
+        let wanted = Mutex::default();
+        let listener = Arc::new(Self { requests, origin, sharded, wanted, changes, own });
+        let first = connect(&listener).await?;
+        tokio::spawn(listen(Arc::downgrade(&listener), inbox, first));
         Ok(listener)
     }
 
@@ -97,27 +105,29 @@ impl Drop for Listening {
     }
 }
 
-type Connection = (PubSubSink, PubSubStream);
+/// A connection, and how often the server had been another one when it was made.
+struct Connection {
+    wire: Wire,
+    origin: Origin,
+    moves: u64,
+}
 
 /// Connects, and subscribes to everything that is wanted.
-async fn connect(client: &Client, listener: &Listener) -> Result<Connection> {
+async fn connect(listener: &Listener) -> Result<Connection> {
     let connecting = async {
-        let (mut sink, stream) = client.get_async_pubsub().await?.split();
-        sink.subscribe(&listener.own).await?;
+        let (client, moves) = listener.origin.find().await?;
         let wanted: Vec<String> = listener.wanted.lock().keys().cloned().collect();
-        if !wanted.is_empty() {
-            sink.subscribe(wanted).await?;
-        }
-        Ok((sink, stream))
+        let wire = Wire::connect(&client, listener.sharded, &listener.own, &wanted);
+        let wire = wire.await.map_err(|error| failed("listening", error))?;
+        Ok(Connection { wire, origin: listener.origin.clone(), moves })
     };
     let connected = tokio::time::timeout(2 * COMMAND_TIME, connecting).await;
     let timed_out = |_| redis::RedisError::from((redis::ErrorKind::Io, "timed out"));
-    connected.map_err(timed_out).flatten().map_err(|error| failed("listening", error))
+    connected.map_err(|elapsed| failed("listening", timed_out(elapsed))).flatten()
 }
 
 /// Listens until the last user is gone; connects again as often as it takes.
 async fn listen(
-    client: Client,
     listener: Weak<Listener>,
     mut inbox: mpsc::UnboundedReceiver<Change>,
     mut connection: Connection,
@@ -127,7 +137,7 @@ async fn listen(
         let mut pause = RECONNECT.0;
         connection = loop {
             let Some(present) = listener.upgrade() else { return };
-            match connect(&client, &present).await {
+            match connect(&present).await {
                 Ok(connection) => {
                     // Whatever was said meanwhile, we did not hear it.
                     present.requests.missed();
@@ -142,28 +152,35 @@ async fn listen(
     }
 }
 
-/// Takes in messages and changes until the connection ends or nobody is left.
+/// Takes in messages and changes until the connection ends, the server is not the right one any more,
+/// or nobody is left.
 async fn take_in(
     listener: &Weak<Listener>,
     inbox: &mut mpsc::UnboundedReceiver<Change>,
-    (sink, stream): &mut Connection,
+    Connection { wire, origin, moves }: &mut Connection,
 ) {
     loop {
         tokio::select! {
-            message = stream.next() => {
-                let (Some(message), Some(listener)) = (message, listener.upgrade()) else { return };
-                if message.get_channel_name() != listener.own {
-                    listener.requests.wake_all();
-                } else if let Ok(text) = message.get_payload::<String>()
-                    && let Some((id, word)) = parse_message(&text)
-                {
-                    listener.requests.hear(id, word);
+            heard = wire.next() => {
+                let Some(listener) = listener.upgrade() else { return };
+                match heard {
+                    Heard::Message(channel, _) if channel != listener.own => {
+                        listener.requests.wake_all();
+                    }
+                    Heard::Message(_, text) => if let Some((id, word)) = parse_message(&text) {
+                        listener.requests.hear(id, word);
+                    }
+                    // Its slot is elsewhere now. Who still wants it asks there.
+                    Heard::Silenced(channel) if listener.wanted.lock().contains_key(&channel) => return,
+                    Heard::Silenced(_) | Heard::Other => {}
+                    Heard::End => return,
                 }
             }
+            () = origin.moved(*moves) => return,
             () = tokio::time::sleep(SILENCE) => {
                 let Some(own) = listener.upgrade().map(|listener| listener.own.clone()) else { return };
                 // Again, which changes nothing and is confirmed.
-                let alive = tokio::time::timeout(COMMAND_TIME, sink.subscribe(own)).await;
+                let alive = tokio::time::timeout(COMMAND_TIME, wire.subscribe_own(&own)).await;
                 if !alive.is_ok_and(|confirmed| confirmed.is_ok()) {
                     return;
                 }
@@ -173,12 +190,12 @@ async fn take_in(
                     match change {
                         None => false,
                         Some(Change::Subscribe(channel, done)) => {
-                            let subscribed = sink.subscribe(channel).await;
+                            let subscribed = wire.subscribe(&channel).await;
                             // Nobody waits for it any more: then it is dropped soon.
                             let _ = done.send(());
                             subscribed.is_ok()
                         }
-                        Some(Change::Unsubscribe(channel)) => sink.unsubscribe(channel).await.is_ok(),
+                        Some(Change::Unsubscribe(channel)) => wire.unsubscribe(&channel).await.is_ok(),
                     }
                 };
                 // A connection that does not answer is as good as none.

@@ -10,6 +10,8 @@ use tokio::sync::oneshot;
 use super::Server;
 use super::commands::evalsha;
 use super::layout::write_state_key;
+use super::nodes::Answered;
+use super::replicas::renewal_time;
 use crate::error::{Error, Result};
 
 /// How long a renewal waits for others to go with it. Leases are renewed long before they end.
@@ -46,14 +48,20 @@ pub(super) async fn renew(
     if first {
         let server = Arc::clone(server);
         // Not in the caller's runtime, which may end before it is sent.
-        server.listener.requests.runtime().clone().spawn(async move {
+        server.requests.runtime().clone().spawn(async move {
             tokio::time::sleep(GATHER).await;
             let mut due = std::mem::take(&mut *server.renewals.waiting.lock());
-            while !due.is_empty() {
-                let rest = due.split_off(due.len().min(TOGETHER));
-                send(&server, due).await;
-                due = rest;
+            // Those in one slot of a cluster go in one command.
+            due.sort_by_key(|due| server.nodes.place(&due.lock));
+            let mut sending = Vec::new();
+            while let Some(first) = due.first() {
+                let place = server.nodes.place(&first.lock);
+                let here = |due: &&Due| server.nodes.place(&due.lock) == place;
+                let together = due.iter().take(TOGETHER).take_while(here).count();
+                let rest = due.split_off(together);
+                sending.push(send(&server, std::mem::replace(&mut due, rest)));
             }
+            futures_util::future::join_all(sending).await;
         });
     }
     answer.await.unwrap_or(Err(Error::ShutDown))
@@ -70,10 +78,17 @@ async fn send(server: &Server, due: Vec<Due>) {
         command.arg(&**field);
         command.write_arg_fmt(ttl.as_millis());
     }
-    let answers: Result<Vec<u8>> = server.commands.invoke(script, &command).await;
+    let ttl = due.iter().map(|due| due.ttl).min().unwrap_or_default();
+    let acknowledged = server.acknowledged(renewal_time(ttl));
+    let lock = due.first().map(|due| due.lock.clone()).unwrap_or_default();
+    let step = |_: &str| command.clone();
+    let answers = server.nodes.invoke(&lock, script, step, acknowledged).await;
+    let answers: Result<Answered<Vec<u8>>> = answers;
     for (at, due) in due.into_iter().enumerate() {
         let answer = match &answers {
-            Ok(answers) => Ok(answers.get(at) == Some(&1)),
+            // Another server would let it end earlier than we think.
+            Ok(Answered { shortfall: Some(shortfall), .. }) => Err(shortfall.of_renewal()),
+            Ok(answers) => Ok(answers.value.get(at) == Some(&1)),
             Err(error) => Err(Error::Unavailable {
                 backend: "redis",
                 context: format!("a renewal failed: {error}"),

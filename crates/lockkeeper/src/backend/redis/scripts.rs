@@ -28,26 +28,33 @@ pub(super) struct Scripts {
     pub(super) latch_count: Script,
 }
 
-static REDISSON: LazyLock<Scripts> = LazyLock::new(|| Scripts::new(Dialect::Redisson));
-static PLAIN: LazyLock<Scripts> = LazyLock::new(|| Scripts::new(Dialect::Plain));
+static REDISSON: LazyLock<Scripts> = LazyLock::new(|| Scripts::new(Dialect::Redisson, false));
+static PLAIN: LazyLock<Scripts> = LazyLock::new(|| Scripts::new(Dialect::Plain, false));
+static SHARDED: LazyLock<Scripts> = LazyLock::new(|| Scripts::new(Dialect::Redisson, true));
+static SHARDED_PLAIN: LazyLock<Scripts> = LazyLock::new(|| Scripts::new(Dialect::Plain, true));
 
 impl Scripts {
-    pub(super) fn of(dialect: Dialect) -> &'static Self {
-        match dialect {
-            Dialect::Redisson => &REDISSON,
-            Dialect::Plain => &PLAIN,
+    /// Where channels of Redisson's belong to slots, they are `sharded`.
+    pub(super) fn of(dialect: Dialect, sharded: bool) -> &'static Self {
+        match (dialect, sharded) {
+            (Dialect::Redisson, false) => &REDISSON,
+            (Dialect::Plain, false) => &PLAIN,
+            (Dialect::Redisson, true) => &SHARDED,
+            (Dialect::Plain, true) => &SHARDED_PLAIN,
         }
     }
 
-    fn new(dialect: Dialect) -> Self {
+    fn new(dialect: Dialect, sharded: bool) -> Self {
         let (is_plain, outside) = match dialect {
-            Dialect::Redisson => ("local PLAIN = false\n", lua!("redisson.lua")),
-            Dialect::Plain => ("local PLAIN = true\n", lua!("plain.lua")),
+            Dialect::Redisson => ("false", lua!("redisson.lua")),
+            Dialect::Plain => ("true", lua!("plain.lua")),
         };
-        let short = |alone: &str| Script::new(&[is_plain, lua!("take.lua"), alone].concat());
+        let publish = if sharded { "SPUBLISH" } else { "PUBLISH" };
+        let first = format!("local PLAIN, PUBLISH = {is_plain}, '{publish}'\n");
+        let short = |alone: &str| Script::new(&[&first, lua!("take.lua"), alone].concat());
         let step = |alone: &str, step: &str| {
             let before =
-                [is_plain, lua!("take.lua"), alone, lua!("head.lua"), outside, lua!("model.lua")];
+                [&first, lua!("take.lua"), alone, lua!("head.lua"), outside, lua!("model.lua")];
             Script::new(&[&before.concat(), step].concat())
         };
         Self {

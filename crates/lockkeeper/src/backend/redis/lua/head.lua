@@ -59,7 +59,7 @@ end
 
 -- Tells those who wait for a latch, Redisson's clients and ours: 0 it is open, 1 it is closed.
 local function tell_latch(message)
-  redis.call('PUBLISH', 'redisson_countdownlatch__channel__{' .. raw .. '}', message)
+  redis.call(PUBLISH, 'redisson_countdownlatch__channel__{' .. raw .. '}', message)
 end
 
 local function lasting(list)

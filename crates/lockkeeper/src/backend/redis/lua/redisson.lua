@@ -15,8 +15,8 @@ local function reader_key(owner, count) return braced .. ':' .. owner .. ':rwloc
 -- asking; 0 wakes one, now or when it waits next. A few more of these, because those whom the 1 has
 -- woken in vain may use one up.
 local function tell_readers_and_writers(message)
-  local heard = redis.call('PUBLISH', rw_channel, message)
-  for _ = 1, message == 1 and heard > 0 and 4 or 0 do redis.call('PUBLISH', rw_channel, 0) end
+  local heard = redis.call(PUBLISH, rw_channel, message)
+  for _ = 1, message == 1 and heard > 0 and 4 or 0 do redis.call(PUBLISH, rw_channel, 0) end
   return heard
 end
 
@@ -135,7 +135,7 @@ end
 -- Tells clients of Redisson how many permits are free. A semaphore that we made and nobody uses is
 -- taken away, unless one of them listens: it has nothing else to wake it. Whether it was.
 local function tell_permits()
-  local heard = redis.call('PUBLISH', semaphore_channel, redis.call('GET', raw) or 0)
+  local heard = redis.call(PUBLISH, semaphore_channel, redis.call('GET', raw) or 0)
   local used = #state.h > 0 or #foreign > 0 or redis.call('ZCARD', queue_key) > 0
   if not state.made or used or heard > 0 then return false end
   redis.call('DEL', raw, permits_key)
@@ -298,7 +298,7 @@ local function fair_stranger()
       gone = not timeout or tonumber(timeout) <= now
     end
     if not gone then
-      return redis.call('PUBLISH', lock_channel .. ':' .. member, 0) > 0 and member or nil
+      return redis.call(PUBLISH, lock_channel .. ':' .. member, 0) > 0 and member or nil
     end
     leave_fair(member)
   end
@@ -307,12 +307,12 @@ end
 -- Whether clients of Redisson wait for what was freed; they have been woken then.
 local function strangers_wait()
   if freed == 'permit' then
-    return redis.call('PUBLISH', semaphore_channel, redis.call('GET', raw) or 0) > 0
+    return redis.call(PUBLISH, semaphore_channel, redis.call('GET', raw) or 0) > 0
   end
   if freed == 'read' or freed == 'write' then
     return tell_readers_and_writers(freed == 'write' and 1 or 0) > 0
   end
-  return fair_stranger() ~= nil or redis.call('PUBLISH', lock_channel, 0) > 0
+  return fair_stranger() ~= nil or redis.call(PUBLISH, lock_channel, 0) > 0
 end
 
 -- Whether a waiter of ours whose turn it is leaves the lock to a client of Redisson: a fair one to
@@ -340,7 +340,7 @@ end
 local function announce()
   local free = #state.h == 0 and #foreign == 0
   if freed == 'lock' and free then
-    redis.call('PUBLISH', lock_channel, 0)
+    redis.call(PUBLISH, lock_channel, 0)
     if redis.call('EXISTS', fair_key) == 1 then fair_stranger() end
   end
   if freed == 'write' then tell_readers_and_writers(1) end

@@ -1,7 +1,8 @@
 -- The short way for the common case: one client has, or wants, a mutex that nobody else has to do
 -- with. Such a mutex has no state of ours: its field in the hash, or its value in dialect plain, says
 -- everything: OWNER#ID#PARTY#TTL#TOKENS#SINCE, with the time of the request. Whatever is not simple
--- is left to the model. Put before all scripts, after `local PLAIN = true` or `false`.
+-- is left to the model. Put before all scripts, after `local PLAIN = true` or `false` and `local PUBLISH`, the
+-- command for channels of Redisson's: in a cluster they belong to slots.
 --
 -- A lock at `at` is KEYS at: 1 lock  2 our state  3 token counter  4 left by this request if it was
 -- given up  5 Redisson's fair queue. Where somebody waits there is a state.

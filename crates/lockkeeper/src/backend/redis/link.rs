@@ -1,0 +1,122 @@
+//! One connection to whatever server is the right one now, which is made again when it has failed.
+//!
+//! Not the driver's own `ConnectionManager`: that one goes back to the same address for ever, and after
+//! a fail-over the wrong server lives there.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use parking_lot::Mutex;
+use redis::aio::MultiplexedConnection;
+use redis::{AsyncConnectionConfig, Client, RedisResult};
+
+use super::commands::{COMMAND_TIME, failed};
+use super::sentinel::Sentinels;
+use crate::error::Result;
+
+/// Where a server is to be found.
+#[derive(Clone)]
+pub(super) enum Origin {
+    /// At one address.
+    Fixed(Box<Client>),
+    /// Wherever the sentinels say that the master is.
+    Sentinels(Arc<Sentinels>),
+}
+
+impl Origin {
+    /// The server to talk to now, and how often it has been another one before.
+    pub(super) async fn find(&self) -> Result<(Client, u64)> {
+        match self {
+            Self::Fixed(client) => Ok((Client::clone(client), 0)),
+            Self::Sentinels(sentinels) => sentinels.find().await,
+        }
+    }
+
+    /// How often it has been another one before, as far as is known.
+    fn moves(&self) -> u64 {
+        match self {
+            Self::Fixed(_) => 0,
+            Self::Sentinels(sentinels) => sentinels.moves(),
+        }
+    }
+
+    /// Waits until it is another one than that.
+    pub(super) async fn moved(&self, since: u64) {
+        match self {
+            Self::Fixed(_) => std::future::pending().await,
+            Self::Sentinels(sentinels) => sentinels.moved(since).await,
+        }
+    }
+
+    /// Whether a server that takes no writes is not the right one any more.
+    pub(super) fn may_move(&self) -> bool {
+        matches!(self, Self::Sentinels(_))
+    }
+}
+
+/// How connections for commands are made.
+pub(super) fn config() -> AsyncConnectionConfig {
+    AsyncConnectionConfig::new()
+        .set_connection_timeout(Some(COMMAND_TIME))
+        // Every command has ours, which counts connecting as well.
+        .set_response_timeout(None)
+}
+
+/// Connects for commands.
+pub(super) async fn open(client: &Client) -> RedisResult<MultiplexedConnection> {
+    client.get_multiplexed_async_connection_with_config(&config()).await
+}
+
+/// A connection, and which one it is.
+#[derive(Clone)]
+pub(super) struct Open {
+    pub(super) connection: MultiplexedConnection,
+    pub(super) number: u64,
+    moves: u64,
+}
+
+/// A connection that is made when it is needed.
+pub(super) struct Link {
+    pub(super) origin: Origin,
+    open: Mutex<Option<Open>>,
+    opening: tokio::sync::Mutex<()>,
+    /// How many were made.
+    count: AtomicU64,
+}
+
+impl Link {
+    pub(super) fn to(origin: Origin) -> Self {
+        let (open, opening) = (Mutex::default(), tokio::sync::Mutex::default());
+        Self { origin, open, opening, count: AtomicU64::new(0) }
+    }
+
+    fn current(&self) -> Option<Open> {
+        let open = self.open.lock().clone()?;
+        (open.moves == self.origin.moves()).then_some(open)
+    }
+
+    /// The connection; one is made, by one task for all, where there is none.
+    pub(super) async fn connection(&self) -> Result<Open> {
+        if let Some(open) = self.current() {
+            return Ok(open);
+        }
+        let _alone = self.opening.lock().await;
+        if let Some(open) = self.current() {
+            return Ok(open);
+        }
+        let (client, moves) = self.origin.find().await?;
+        let connection = open(&client).await.map_err(|error| failed("connecting", error))?;
+        let number = self.count.fetch_add(1, Ordering::Relaxed);
+        let open = Open { connection, number, moves };
+        *self.open.lock() = Some(open.clone());
+        Ok(open)
+    }
+
+    /// That connection is of no use any more.
+    pub(super) fn forget(&self, number: u64) {
+        let mut open = self.open.lock();
+        if open.as_ref().is_some_and(|open| open.number == number) {
+            *open = None;
+        }
+    }
+}

@@ -1,0 +1,135 @@
+//! A connection that brings messages: of the kind that every server has, or also of channels that
+//! belong to slots of a cluster.
+//!
+//! The driver subscribes to those only through its cluster client, or by a plain command where the
+//! server may send of its own accord (RESP3).
+
+use futures_util::StreamExt;
+use redis::aio::{MultiplexedConnection, PubSubSink, PubSubStream};
+use redis::{
+    Client, ErrorKind, Msg, ProtocolVersion, PushInfo, PushKind, RedisError, RedisResult, Value,
+};
+use tokio::sync::mpsc;
+
+use super::link::config;
+
+/// The connection.
+pub(super) enum Wire {
+    Plain(PubSubSink, PubSubStream),
+    Sharded(MultiplexedConnection, mpsc::UnboundedReceiver<PushInfo>),
+}
+
+/// What came.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Heard {
+    /// A channel and a text.
+    Message(String, String),
+    /// The server does not send this channel any more.
+    Silenced(String),
+    /// Nothing of interest.
+    Other,
+    /// The connection is gone.
+    End,
+}
+
+impl Wire {
+    /// Connects and subscribes.
+    pub(super) async fn connect(
+        client: &Client,
+        sharded: bool,
+        own: &str,
+        wanted: &[String],
+    ) -> RedisResult<Self> {
+        let mut wire = if sharded {
+            let info = client.get_connection_info().clone();
+            let redis = info.redis_settings().clone().set_protocol(ProtocolVersion::RESP3);
+            let client = Client::open(info.set_redis_settings(redis))?;
+            let (sender, pushes) = mpsc::unbounded_channel();
+            let config = config().set_push_sender(sender);
+            let connecting = client.get_multiplexed_async_connection_with_config(&config);
+            Self::Sharded(connecting.await?, pushes)
+        } else {
+            let (sink, stream) = client.get_async_pubsub().await?.split();
+            Self::Plain(sink, stream)
+        };
+        wire.subscribe_own(own).await?;
+        match &mut wire {
+            Self::Plain(sink, _) if !wanted.is_empty() => sink.subscribe(wanted).await?,
+            Self::Plain(..) => {}
+            // They may be in several slots, and each command must keep to one.
+            Self::Sharded(..) => {
+                for channel in wanted {
+                    wire.subscribe(channel).await?;
+                }
+            }
+        }
+        Ok(wire)
+    }
+
+    /// The channel of this client, which belongs to no slot.
+    pub(super) async fn subscribe_own(&mut self, own: &str) -> RedisResult<()> {
+        match self {
+            Self::Plain(sink, _) => sink.subscribe(own).await,
+            Self::Sharded(connection, _) => connection.subscribe(own).await,
+        }
+    }
+
+    /// A channel that others use.
+    pub(super) async fn subscribe(&mut self, channel: &str) -> RedisResult<()> {
+        match self {
+            Self::Plain(sink, _) => sink.subscribe(channel).await,
+            Self::Sharded(connection, _) => sharded("SSUBSCRIBE", channel, connection).await,
+        }
+    }
+
+    pub(super) async fn unsubscribe(&mut self, channel: &str) -> RedisResult<()> {
+        match self {
+            Self::Plain(sink, _) => sink.unsubscribe(channel).await,
+            Self::Sharded(connection, _) => sharded("SUNSUBSCRIBE", channel, connection).await,
+        }
+    }
+
+    /// Waits for what comes next. Cancel safe.
+    pub(super) async fn next(&mut self) -> Heard {
+        match self {
+            Self::Plain(_, stream) => {
+                stream.next().await.map_or(Heard::End, |message| read(&message))
+            }
+            Self::Sharded(_, pushes) => pushes.recv().await.map_or(Heard::End, pushed),
+        }
+    }
+}
+
+/// A server that does not have the slot says so: it is not the connection's fault.
+async fn sharded(
+    command: &str,
+    channel: &str,
+    connection: &mut MultiplexedConnection,
+) -> RedisResult<()> {
+    let answer: Result<Value, RedisError> =
+        redis::cmd(command).arg(channel).query_async(connection).await;
+    match answer {
+        Err(error) if !matches!(error.kind(), ErrorKind::Server(_)) => Err(error),
+        _ => Ok(()),
+    }
+}
+
+fn read(message: &Msg) -> Heard {
+    message
+        .get_payload::<String>()
+        .map_or(Heard::Other, |text| Heard::Message(message.get_channel_name().to_owned(), text))
+}
+
+fn pushed(push: PushInfo) -> Heard {
+    match push.kind {
+        PushKind::Message | PushKind::SMessage => {
+            Msg::from_push_info(push).map_or(Heard::Other, |message| read(&message))
+        }
+        PushKind::SUnsubscribe => {
+            let channel = push.data.first().map(redis::from_redis_value_ref::<String>);
+            channel.and_then(Result::ok).map_or(Heard::Other, Heard::Silenced)
+        }
+        PushKind::Disconnection => Heard::End,
+        _ => Heard::Other,
+    }
+}
