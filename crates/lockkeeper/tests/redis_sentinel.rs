@@ -23,9 +23,9 @@ async fn waiters(locks: &Locks) -> usize {
 
 /// Releases; where the answer is not known because of the fail-over, it is tried again behind us.
 async fn let_go(guard: Guard, locks: &Locks) {
+    let name = guard.name().clone();
     let released = guard.release().await;
     assert!(matches!(released, Ok(()) | Err(Error::Unknown { .. })), "{released:?}");
-    let name: Name = "x".parse().unwrap();
     let free = async || {
         let status = locks.admin().show(&name).await;
         status.is_ok_and(|status| status.holders.is_empty())
@@ -198,6 +198,29 @@ async fn an_old_master_that_comes_back_empty_is_not_asked() {
         let fresh = connect(&redis, "").await;
         assert!(fresh.mutex("x").try_lock().await.unwrap().is_none(), "held");
     }
+    let_go(guard, &two).await;
+}
+
+/// It answers nobody, and when it goes on it takes itself for the master for a moment.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_master_that_hangs_is_left() {
+    let redis = Sentinels::start(DOWN).await;
+    let [one, two] = [connect(&redis, "?replicas=2").await, connect(&redis, "").await];
+    let guard = one.ttl(Duration::from_secs(60)).mutex("x").lock().await.unwrap();
+    redis.nodes.servers[0].pause();
+    let since = Instant::now();
+    let second = Duration::from_secs(1);
+    two.mutex("y").lock_timeout(second).await.map(|_| ()).unwrap_err();
+    assert!(Instant::now().since(since) < 3 * second, "the deadline is kept");
+    let next = redis.master_other_than(0).await;
+    let other = two.mutex("y").lock_timeout(SETTLE).await.unwrap();
+    assert_eq!(ask(redis.nodes.servers[next].address(), "EXISTS y").await, "1");
+    redis.nodes.servers[0].resume();
+    for _ in 0..20 {
+        assert!(two.mutex("x").try_lock().await.unwrap().is_none(), "held");
+    }
+    assert!(!other.is_lost() && !guard.is_lost());
+    let_go(other, &two).await;
     let_go(guard, &two).await;
 }
 

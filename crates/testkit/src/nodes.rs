@@ -4,6 +4,8 @@
 //! close the connection. What the master then takes in stays with it alone, also when the replica goes
 //! on after the master's death.
 
+pub mod tls;
+
 use std::net::SocketAddr;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -223,12 +225,12 @@ impl Sentinels {
     ///
     /// When they do not agree in time.
     pub async fn master_other_than(&self, not: usize) -> usize {
-        let found = async || self.agreed().await.filter(|at| *at != not);
+        let found = async || self.agreed_other_than(not).await;
         within(SETTLE, "another master", async || found().await.is_some()).await;
         found().await.expect("just seen")
     }
 
-    async fn agreed(&self) -> Option<usize> {
+    async fn agreed_other_than(&self, not: usize) -> Option<usize> {
         let mut agreed = None;
         for sentinel in &self.sentinels {
             let ask_for = format!("SENTINEL GET-MASTER-ADDR-BY-NAME {MASTER}");
@@ -240,6 +242,8 @@ impl Sentinels {
                 return None;
             }
         }
+        // The old one may be stopped, and is not asked.
+        agreed = agreed.filter(|at| *at != not);
         let role = ask_if_there(self.nodes.servers[agreed?].address(), "ROLE").await;
         agreed.filter(|_| role.starts_with("master"))
     }
@@ -265,15 +269,25 @@ impl Cluster {
     ///
     /// As [`Recipe::start`].
     pub async fn start(node_timeout: Duration) -> Self {
+        Self::start_with(node_timeout, |_| (Vec::new(), 0)).await
+    }
+
+    /// The same with these arguments for each, and the port that it goes by among the others, if that
+    /// is not its own.
+    async fn start_with(
+        node_timeout: Duration,
+        more: impl Fn(usize) -> (Vec<String>, u16),
+    ) -> Self {
         let buses: Vec<Port> = (0..6).map(|_| Port::reserve()).collect();
-        let starting = buses.iter().map(|bus| {
+        let starting = buses.iter().enumerate().map(|(at, bus)| {
             let settings = [
                 ("--cluster-enabled", "yes".to_owned()),
                 ("--cluster-port", bus.address.port().to_string()),
                 ("--cluster-node-timeout", node_timeout.as_millis().to_string()),
                 ("--cluster-replica-validity-factor", "0".to_owned()),
             ];
-            replica_recipe(&settings.map(|(name, value)| [name.to_owned(), value]).concat()).start()
+            let settings = settings.map(|(name, value)| [name.to_owned(), value]).concat();
+            replica_recipe(&[settings, more(at).0].concat()).start()
         });
         let servers = futures_util::future::join_all(starting).await;
         let mut ids = Vec::new();
@@ -288,12 +302,12 @@ impl Cluster {
             let last = if at == 2 { SLOTS - 1 } else { first + SLOTS / 3 - 1 };
             tell(server.address(), &format!("CLUSTER ADDSLOTSRANGE {first} {last}")).await;
         }
-        for (server, bus) in cluster.servers.iter().zip(&cluster._buses).skip(1) {
-            let meet = format!(
-                "CLUSTER MEET 127.0.0.1 {} {}",
-                server.address().port(),
-                bus.address.port()
-            );
+        for (at, (server, bus)) in cluster.servers.iter().zip(&cluster._buses).enumerate().skip(1) {
+            let port = match more(at).1 {
+                0 => server.address().port(),
+                port => port,
+            };
+            let meet = format!("CLUSTER MEET 127.0.0.1 {port} {}", bus.address.port());
             tell(cluster.servers[0].address(), &meet).await;
         }
         for server in &cluster.servers {

@@ -156,9 +156,11 @@ impl Redis {
     }
 
     /// What a mutex is called where others see it.
-    fn field(&self, request: &Request) -> Option<String> {
+    fn field(&self, request: &Request, lock: &str) -> Option<String> {
         let is_mutex = matches!(request.kind, Kind::Mutex | Kind::FairMutex);
-        is_mutex.then(|| field(request, &self.server.party))
+        // Messages reach us from every server by any of our channels, as long as its server lives.
+        let party = || self.server.nodes.party(lock).unwrap_or_else(|| self.server.party.clone());
+        is_mutex.then(|| field(request, &party()))
     }
 
     fn lock(&self, name: &Name) -> Result<String> {
@@ -322,7 +324,7 @@ impl Backend for Redis {
         let (server, id, ttl) = (&self.server, request.id, request.term.ttl());
         let requests = &server.requests;
         let lock = self.lock(&request.name)?;
-        let field = self.field(&request);
+        let field = self.field(&request, &lock);
         let news = requests.expect(id);
         // From here on, before the first request is sent: dropping this future undoes it.
         let mut parked = Parked { server, lock: &lock, id, ttl, settled: false, holds: false };
@@ -413,11 +415,12 @@ impl Backend for Redis {
         self: Arc<Self>,
         requests: &[Request],
     ) -> Result<Option<Vec<Arc<dyn Hold>>>> {
-        let fields: Option<Vec<_>> = requests.iter().map(|request| self.field(request)).collect();
-        let Some(fields) = fields else { return Ok(None) };
         let server = &self.server;
         let locks: Result<Vec<_>> = requests.iter().map(|wanted| self.lock(&wanted.name)).collect();
         let locks = locks?;
+        let fields = std::iter::zip(requests, &locks);
+        let fields = fields.map(|(request, lock)| self.field(request, lock));
+        let Some(fields) = fields.collect::<Option<Vec<_>>>() else { return Ok(None) };
         let place = |lock: &String| server.nodes.place(lock);
         if locks.iter().any(|lock| place(lock) != place(&locks[0])) {
             return Ok(None);

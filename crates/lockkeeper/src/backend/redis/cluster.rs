@@ -118,6 +118,12 @@ impl Cluster {
         node
     }
 
+    /// The same if we are connected to it already.
+    pub(super) fn known(&self, slot: u16) -> Option<Arc<Node>> {
+        let state = self.state.lock();
+        state.nodes.get(&state.slots.owner(slot)?)?.get().cloned()
+    }
+
     /// The node at an address; connected to by one task for all.
     async fn at(&self, address: &str) -> Result<Arc<Node>> {
         let cell = {

@@ -131,6 +131,14 @@ impl Nodes {
         }
     }
 
+    /// What our own channel is called at the one that has a lock, as far as is known.
+    pub(super) fn party(&self, lock: &str) -> Option<String> {
+        match self {
+            Self::One(node, _) => Some(node.party.clone()),
+            Self::Cluster(cluster) => cluster.known(slot(lock)).map(|node| node.party.clone()),
+        }
+    }
+
     /// Which locks can be reached by one command: those for which this is the same.
     pub(super) fn place(&self, lock: &str) -> u16 {
         if self.is_cluster() { slot(lock) } else { 0 }
