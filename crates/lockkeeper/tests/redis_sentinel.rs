@@ -213,13 +213,20 @@ async fn a_master_that_hangs_is_left() {
     two.mutex("y").lock_timeout(second).await.map(|_| ()).unwrap_err();
     assert!(Instant::now().since(since) < 3 * second, "the deadline is kept");
     let next = redis.master_other_than(0).await;
-    let other = two.mutex("y").lock_timeout(SETTLE).await.unwrap();
-    assert_eq!(ask(redis.nodes.servers[next].address(), "EXISTS y").await, "1");
+    // Another name: the old master will take in what was sent to it before.
+    let other = two.mutex("z").lock_timeout(SETTLE).await.unwrap();
+    assert_eq!(ask(redis.nodes.servers[next].address(), "EXISTS z").await, "1");
     redis.nodes.servers[0].resume();
     for _ in 0..20 {
         assert!(two.mutex("x").try_lock().await.unwrap().is_none(), "held");
     }
     assert!(!other.is_lost() && !guard.is_lost());
+    // Who has done nothing but hold finds out as well, and does not release at the old one.
+    let moved = async || {
+        let status = one.admin().show(other.name()).await;
+        status.is_ok_and(|status| status.holders.len() == 1)
+    };
+    within(SETTLE, "the new master is found", moved).await;
     let_go(other, &two).await;
     let_go(guard, &two).await;
 }
