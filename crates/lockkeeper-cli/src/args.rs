@@ -38,7 +38,7 @@ before. When this process is killed, the whole group is killed.";
 #[derive(Debug, Parser)]
 #[command(name = "lockkeeper", version, after_help = EXIT_CODES)]
 pub(crate) struct Args {
-    /// Where the locks are: file:, file:/DIR, redis://HOST, etcd://HOST,HOST, zookeeper://HOST,HOST/PATH, postgres://USER:PASSWORD@HOST/DATABASE or mysql://USER:PASSWORD@HOST/DATABASE, by TLS with rediss:, etcds: and zookeepers:; with options such as ?ttl=10s
+    /// Where the locks are: file:, file:/DIR, redis://HOST, redis+sentinel://HOST,HOST/MASTER, redis+cluster://HOST,HOST, etcd://HOST,HOST, zookeeper://HOST,HOST/PATH, postgres://USER:PASSWORD@HOST/DATABASE or mysql://USER:PASSWORD@HOST/DATABASE, by TLS with rediss:, etcds: and zookeepers:; with options such as ?ttl=10s
     #[arg(long, global = true, env = "LOCKKEEPER_URL", hide_env_values = true)]
     #[arg(value_name = "URL", default_value = "file:")]
     pub(crate) url: OsString,

@@ -53,7 +53,7 @@ pub async fn sentinels(authority: &Authority) -> ByTls<Sentinels> {
     has_replicas(&master, 1, None).await;
     let mut watching = Vec::new();
     for port in &ports[2..] {
-        let mut config = format!("port {{port}}\nbind 127.0.0.1\n");
+        let mut config = "port {port}\nbind 127.0.0.1\n".to_owned();
         for (name, value) in settings(authority, port) {
             config.push_str(&format!("{name} {value}\n"));
         }
