@@ -59,7 +59,8 @@ pub(crate) enum Command {
     Show(Show),
     /// Take a lock away from its holders; exits with 1 when nobody holds it
     Unlock(Unlock),
-    /// Make the tables in a database, once, as a user who may; for other stores there is nothing to do
+    /// Make the tables in a database, once, as a user who may, or say that the nodes of a RedLock are
+    /// new; for other stores there is nothing to do
     Init(Init),
     /// Print a completion script for a shell
     Completions {

@@ -24,6 +24,8 @@ pub mod file;
 pub mod memory;
 #[cfg(feature = "redis")]
 pub mod redis;
+#[cfg(feature = "redis")]
+pub mod redlock;
 mod register;
 #[cfg(any(feature = "mysql", feature = "postgres"))]
 pub mod sql;

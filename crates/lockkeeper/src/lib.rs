@@ -38,6 +38,6 @@ pub use owner::{Owner, RequestId};
 pub use primitive::{Latch, Multi, MultiGuard, Mutex, RwLock, Semaphore, WriteGuard};
 pub use token::{Token, TokenBlock};
 pub use url::{
-    Access, Dialect, Mode, Recipe, RedisOptions, Servers, SqlOptions, TlsFiles, Url,
-    ZooKeeperOptions,
+    Access, Dialect, Mode, Recipe, RedLockOptions, RedisOptions, Servers, SqlOptions, TlsFiles,
+    Url, ZooKeeperOptions,
 };

@@ -91,7 +91,8 @@ impl Locks {
     }
 
     /// Prepares the store that the URL names: makes the tables in a database, which must be done once
-    /// by somebody who may. Where they are, and for every other store, there is nothing to do.
+    /// by somebody who may, or says that the nodes of a RedLock are new. Where that is done, and for
+    /// every other store, there is nothing to do.
     ///
     /// # Errors
     ///

@@ -10,12 +10,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use self::options::{
-    Access, Dialect, Mode, Recipe, RedisOptions, SqlOptions, TlsFiles, ZooKeeperOptions,
+    Access, Dialect, Mode, Recipe, RedLockOptions, RedisOptions, SqlOptions, TlsFiles,
+    ZooKeeperOptions,
 };
 use self::options::{Options, REDIS_DIALECTS, ZOOKEEPER_DIALECTS};
 pub use self::servers::Servers;
 pub(crate) use self::servers::decode;
-use self::servers::{check, redacted};
+use self::servers::{check, redacted, redis_nodes};
 use crate::backend::Backend;
 use crate::backend::file::File;
 use crate::backend::memory::Memory;
@@ -23,11 +24,13 @@ use crate::error::{Error, Result};
 use crate::name::Name;
 
 /// The schemes of this version, with the options that each one knows.
-const KNOWN: [(&str, &[&str]); 14] = [
+const KNOWN: [(&str, &[&str]); 16] = [
     ("memory", &["ttl"]),
     ("file", &["ttl"]),
     ("redis", &REDIS),
     ("rediss", &REDIS_BY_TLS),
+    ("redlock", &["ttl", "prefix"]),
+    ("redlocks", &["ttl", "prefix", "ca", "cert", "key"]),
     ("etcd", &["ttl", "prefix"]),
     ("etcds", &["ttl", "prefix", "ca", "cert", "key"]),
     ("zookeeper", &["ttl", "dialect", "acl"]),
@@ -59,18 +62,19 @@ const SESSIONS: usize = 16;
 /// | `redis://[USER[:PASSWORD]@]HOST[:PORT][/DB]` | a Redis server, with Redisson's layout (feature `redis`) |
 /// | `redis+sentinel://[USER:PASSWORD@]HOST[:PORT],…/MASTER[/DB]` | the Redis server that these sentinels call MASTER |
 /// | `redis+cluster://[USER:PASSWORD@]HOST[:PORT],…` | a Redis cluster, some of whose nodes these are |
+/// | `redlock://[USER:PASSWORD@]HOST[:PORT],…[/DB]` | a majority of three or more independent Redis servers (feature `redis`) |
 /// | `etcd://[USER:PASSWORD@]HOST[:PORT],…` | an etcd cluster, with the layout of its Go package (feature `etcd`) |
 /// | `zookeeper://[USER:PASSWORD@]HOST[:PORT],…[/PATH]` | a ZooKeeper ensemble, with Curator's layout (feature `zookeeper`) |
 /// | `postgres://USER[:PASSWORD]@HOST[:PORT]/DATABASE` | tables in a PostgreSQL database (feature `postgres`) |
 /// | `mysql://USER[:PASSWORD]@HOST[:PORT]/DATABASE` | tables in a MySQL or MariaDB database (feature `mysql`) |
-/// | `rediss://…`, `rediss+sentinel://…`, `rediss+cluster://…`, `etcds://…`, `zookeepers://…` | the same by TLS; the server's certificate must be valid for HOST (ZooKeeper: feature `zookeeper-tls`) |
+/// | `rediss://…`, `rediss+sentinel://…`, `rediss+cluster://…`, `redlocks://…`, `etcds://…`, `zookeepers://…` | the same by TLS; the server's certificate must be valid for HOST (ZooKeeper: feature `zookeeper-tls`) |
 ///
 /// Options follow as a query: `file:/srv/locks?ttl=10s`.
 ///
 /// | option | meaning |
 /// | --- | --- |
 /// | `ttl` | time to live of a hosted lock, `100ms` to `30days`; default 30 s. `zookeeper:`: also that of the session, there by default 10 s |
-/// | `prefix` | what all keys begin with (`redis:`, `etcd:`, `postgres:` and `mysql:`); default nothing |
+/// | `prefix` | what all keys begin with (`redis:`, `redlock:`, `etcd:`, `postgres:` and `mysql:`); default nothing |
 /// | `replicas` | so many replicas must have a grant before it counts (`redis:` and its topologies); default 0 |
 /// | `mode` | what keeps a lock (`postgres:` and `mysql:`): `lease` (default), a row; or `session`, a connection of its own |
 /// | `pool` | how many connections to use at most (`postgres:`, besides one that listens, and `mysql:`); default 4. With `mode=session`: how many locks to hold and to wait for at a time; default 16 |
@@ -110,6 +114,8 @@ enum Scheme {
         url: String,
         options: RedisOptions,
     },
+    #[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "for redlock: alone"))]
+    RedLock(RedLockOptions),
     #[cfg_attr(not(feature = "etcd"), allow(dead_code, reason = "for etcd: alone"))]
     Etcd {
         servers: Servers,
@@ -141,6 +147,8 @@ impl Url {
                 let is = |name: &str| url.split(':').next() == Some(name);
                 KNOWN.iter().find(|(name, _)| is(name)).map_or("redis", |(name, _)| name)
             }
+            Scheme::RedLock(options) if options.nodes[0].starts_with("rediss:") => "redlocks",
+            Scheme::RedLock(_) => "redlock",
             Scheme::Etcd { servers, .. } if servers.tls.is_some() => "etcds",
             Scheme::Etcd { .. } => "etcd",
             Scheme::ZooKeeper { servers, .. } if servers.tls.is_some() => "zookeepers",
@@ -178,6 +186,10 @@ impl Url {
             Scheme::Redis { url, options } => {
                 Ok(crate::backend::redis::Redis::connect(url, self.place(), options).await?)
             }
+            #[cfg(feature = "redis")]
+            Scheme::RedLock(options) => {
+                Ok(crate::backend::redlock::RedLock::connect(self.place(), options).await?)
+            }
             #[cfg(feature = "etcd")]
             Scheme::Etcd { servers, prefix } => {
                 Ok(crate::backend::etcd::Etcd::connect(servers, self.place(), prefix).await?)
@@ -202,18 +214,29 @@ impl Url {
         }
     }
 
-    /// Prepares the store where somebody has to: makes the tables in a database. Where they are, and
-    /// for every other store, there is nothing to do.
+    /// Prepares the store where somebody has to: makes the tables in a database, and lets Redis servers
+    /// vote on a RedLock at once if all of them are new. Where that is done, and for every other store,
+    /// there is nothing to do.
     ///
     /// # Errors
     ///
     /// As for [`open`](Self::open).
+    #[cfg_attr(
+        not(any(feature = "mysql", feature = "postgres", feature = "redis")),
+        allow(clippy::unused_async, reason = "for stores that somebody has to prepare")
+    )]
     pub async fn init(&self) -> Result<()> {
         match &self.scheme {
             #[cfg(feature = "postgres")]
             Scheme::Postgres(options) => crate::backend::sql::init_postgres(options).await,
             #[cfg(feature = "mysql")]
             Scheme::MySql(options) => crate::backend::sql::init_mysql(options).await,
+            #[cfg(feature = "redis")]
+            Scheme::RedLock(options) => {
+                crate::backend::redlock::RedLock::init(self.place(), options).await
+            }
+            #[cfg(not(feature = "redis"))]
+            missing @ Scheme::RedLock(_) => Err(missing.missing()),
             #[cfg(not(feature = "postgres"))]
             missing @ Scheme::Postgres(_) => Err(missing.missing()),
             #[cfg(not(feature = "mysql"))]
@@ -263,7 +286,7 @@ impl Scheme {
         Error::Config(format!(
             "this build has no such backend; enable the cargo feature `{}`",
             match self {
-                Self::Redis { .. } => "redis",
+                Self::Redis { .. } | Self::RedLock(_) => "redis",
                 Self::Etcd { .. } => "etcd",
                 Self::Postgres(_) => "postgres",
                 Self::MySql(_) => "mysql",
@@ -287,6 +310,11 @@ impl Url {
                 let (dialect, replicas) = (options.dialect(&REDIS_DIALECTS)?, options.replicas);
                 let options = RedisOptions { tls, prefix: options.prefix, dialect, replicas };
                 Scheme::Redis { url: format!("{name}:{rest}"), options }
+            }
+            "redlock" | "redlocks" => {
+                let nodes = redis_nodes(text, name, rest)?;
+                let prefix = options.prefix;
+                Scheme::RedLock(RedLockOptions { nodes, tls, prefix, ttl })
             }
             "etcd" | "etcds" => {
                 let servers = Servers::parse(text, rest, by_tls)?;
@@ -419,8 +447,11 @@ mod tests {
             ("postgres://me@h/db?tls=maybe", "known are: on, off"),
             ("postgres://me@h/db?tls=off&ca=/x", "leave out"),
             ("postgres://me@h/db?sslmode=require", "knows no option \"sslmode\""),
-            ("", "known are memory:, file:, redis:, rediss:, etcd:, etcds:, zookeeper:"),
-            ("nonsense", "known are memory:, file:, redis:, rediss:, etcd:"),
+            (
+                "",
+                "known are memory:, file:, redis:, rediss:, redlock:, redlocks:, etcd:, etcds:, zookeeper:",
+            ),
+            ("nonsense", "known are memory:, file:, redis:, rediss:, redlock:"),
             ("ftp://h", "knows no \"ftp\" URLs"),
             ("file:/x?prefix=a", "knows no option \"prefix\"; known are: ttl"),
             ("file:/x?tll=3s", "knows no option \"tll\"; known are: ttl"),
@@ -451,6 +482,12 @@ mod tests {
             ("rediss://h#insecure", "means nothing here"),
             ("rediss://h/0#insecure?ttl=3s", "means nothing here"),
             ("rediss://h?ca=/a@b", "in an option write @ as %40"),
+            ("redlock://a,b", "names 2 different servers"),
+            ("redlock://a,b,a", "each named once"),
+            ("redlock://a", "for one server write redis://"),
+            ("redlock:a,b,c", "write redlock://HOST:PORT,HOST:PORT,HOST:PORT"),
+            ("redlock://a,b,c?dialect=plain", "known are: ttl, prefix"),
+            ("redlock://a,b,c?ca=/x", "for TLS write redlocks://"),
             ("etcd:h", "write etcd://HOST"),
             ("etcd://", "write etcd://HOST"),
             ("etcd://a,,b", "names no server"),
@@ -491,6 +528,13 @@ mod tests {
         let Scheme::Redis { options, .. } = nodes.scheme else { panic!("redis") };
         assert_eq!(options.replicas, 2);
         assert_eq!(parse("rediss+cluster://a,b").scheme(), "rediss+cluster");
+        let url = parse("redlocks://me:p%40w@a:1,b,[::1]:3/2?prefix=x&ttl=5s");
+        let nodes = ["a:1", "b", "[::1]:3"].map(|host| format!("rediss://me:p%40w@{host}/2"));
+        let (nodes, ttl) = (nodes.to_vec(), Some(Duration::from_secs(5)));
+        let options = RedLockOptions { nodes, tls: TlsFiles::default(), prefix: "x".into(), ttl };
+        assert_eq!(url.scheme, Scheme::RedLock(options));
+        assert_eq!((url.scheme(), parse("redlock://a,b,c,d").scheme()), ("redlocks", "redlock"));
+        assert!(!format!("{url:?}").contains("p%40w"));
         let mut servers = Servers {
             hosts: vec!["a:1".into(), "b".into()],
             credentials: Some(("me".into(), "s:3@".into())),

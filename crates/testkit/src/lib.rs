@@ -7,7 +7,7 @@
 //! | [`peer`] | lock libraries of other languages, to share locks with |
 //! | [`party`] | the same words for ours and for them |
 //! | [`crowd`], [`storm`] | random steps under the eyes of a referee, and all at once |
-//! | [`server`], [`zookeeper`], [`database`] | real servers as child processes |
+//! | [`server`], [`redlock`], [`zookeeper`], [`database`] | real servers as child processes |
 //! | [`nodes`] | Redis under Sentinel and as a cluster |
 //! | [`authority`] | certificates for servers and clients |
 //! | [`greeting`] | what two clients do first, and what they are told when they cannot |
@@ -38,6 +38,7 @@ pub mod party;
 pub mod peer;
 pub mod proxy;
 pub mod random;
+pub mod redlock;
 pub mod register;
 pub mod relay;
 pub mod resp;

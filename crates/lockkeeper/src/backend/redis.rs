@@ -59,7 +59,7 @@
 //! and starts tokens again. A plain `RSemaphore` keeps no record of who has its permits, so it is not to
 //! be mixed with ours. The two dialects do not exclude each other on one name: the second one to ask is
 //! refused with an error.
-//! RedLock is not in this version.
+//! A majority of independent servers is [`redlock`](super::redlock).
 //!
 //! # Cost
 //!
@@ -71,13 +71,13 @@
 mod admin;
 mod answer;
 mod cluster;
-mod commands;
-mod connect;
+pub(super) mod commands;
+pub(super) mod connect;
 mod hold;
 mod latches;
-mod layout;
-mod link;
-mod listener;
+pub(super) mod layout;
+pub(super) mod link;
+pub(super) mod listener;
 mod nodes;
 mod renewals;
 mod replicas;

@@ -30,6 +30,29 @@ pub enum Dialect {
     Plain,
 }
 
+/// Where the nodes of a RedLock are, and how locks are kept there.
+#[derive(Clone, PartialEq, Eq)]
+pub struct RedLockOptions {
+    /// The nodes, as `redis://` URLs, passwords and all.
+    pub nodes: Vec<String>,
+    /// For connections by TLS.
+    pub tls: TlsFiles,
+    /// What all keys begin with.
+    pub prefix: String,
+    /// The time to live that the URL asks for.
+    pub ttl: Option<Duration>,
+}
+
+impl std::fmt::Debug for RedLockOptions {
+    /// Without the passwords.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("RedLockOptions")
+            .field("nodes", &self.nodes.len())
+            .field("prefix", &self.prefix)
+            .finish_non_exhaustive()
+    }
+}
+
 /// How locks are kept in a ZooKeeper ensemble.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ZooKeeperOptions {
@@ -204,7 +227,7 @@ fn one_of<T: Copy>(option: &str, value: &str, known: &[(&str, T)]) -> Result<T> 
 
 fn unknown(scheme: &str, name: &str, known: &[&str]) -> Error {
     let by_tls = match scheme {
-        "redis" | "etcd" | "zookeeper" => Some(format!("{scheme}s")),
+        "redis" | "redlock" | "etcd" | "zookeeper" => Some(format!("{scheme}s")),
         other => other.strip_prefix("redis+").map(|topology| format!("rediss+{topology}")),
     };
     let hint = match (name, by_tls) {

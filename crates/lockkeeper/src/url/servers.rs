@@ -51,6 +51,29 @@ impl Servers {
     }
 }
 
+/// The nodes of a RedLock, each as a URL of its own with the same user, password and database.
+pub(super) fn redis_nodes(text: &str, scheme: &str, rest: &str) -> Result<Vec<String>> {
+    let servers = Servers::parse(text, rest, None)?;
+    let mut names = servers.hosts.clone();
+    names.sort();
+    names.dedup();
+    if names.len() < 3 || names.len() < servers.hosts.len() {
+        return Err(Error::Config(format!(
+            "{:?} names {} different servers: a majority that survives the loss of one takes three or \
+             more, each named once; for one server write redis://",
+            redacted(text),
+            names.len()
+        )));
+    }
+    let scheme = if scheme == "redlocks" { "rediss" } else { "redis" };
+    let rest = rest.strip_prefix("//").unwrap_or(rest);
+    let credentials = rest.rsplit_once('@').map_or(String::new(), |(who, _)| format!("{who}@"));
+    let database = rest.rsplit_once('@').map_or(rest, |(_, rest)| rest);
+    let database = database.split_once('/').map_or(String::new(), |(_, path)| format!("/{path}"));
+    let url = |host: &String| format!("{scheme}://{credentials}{host}{database}");
+    Ok(servers.hosts.iter().map(url).collect())
+}
+
 impl fmt::Debug for Servers {
     /// Without the password.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -88,6 +111,7 @@ fn nowhere(text: &str) -> Error {
     let form = match scheme {
         "redis" | "rediss" => "HOST:PORT/DB",
         "redis+sentinel" | "rediss+sentinel" => "HOST:PORT,HOST:PORT/MASTER",
+        "redlock" | "redlocks" => "HOST:PORT,HOST:PORT,HOST:PORT",
         "postgres" | "mysql" => "USER:PASSWORD@HOST:PORT/DATABASE",
         "zookeeper" | "zookeepers" => "HOST:PORT,HOST:PORT/PATH",
         _ => "HOST:PORT,HOST:PORT",

@@ -123,8 +123,9 @@ pub async fn list_and_show(harness: &dyn Harness) {
     assert_eq!(seen[1].kind.as_deref(), Some("mutex"));
     let holding = &seen[1].holders[0];
     assert_eq!((&holding.owner, holding.token), (held.owner(), held.token()));
-    // What lives with a connection has none that others know of; nor has it an order of arrival.
-    let leased = |left: Option<Duration>| match capabilities.fair {
+    // What lives with a connection has none that others know of; it ends with its process, and has no
+    // order of arrival.
+    let leased = |left: Option<Duration>| match capabilities.fair || !capabilities.frees_on_death {
         true => left.is_some_and(|left| left <= LONG),
         false => left.is_none(),
     };

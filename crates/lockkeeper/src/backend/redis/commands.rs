@@ -6,7 +6,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use redis::aio::MultiplexedConnection;
 use redis::{
-    Cmd, ErrorKind, FromRedisValue, Pipeline, RedisError, RedisResult, RedisWrite, Script,
+    Client, Cmd, ErrorKind, FromRedisValue, Pipeline, RedisError, RedisResult, RedisWrite, Script,
     ServerErrorKind, Value,
 };
 use tokio::sync::Semaphore;
@@ -18,7 +18,7 @@ use crate::error::{Error, Result};
 use crate::owner::RequestId;
 
 /// How long one command may take, and one attempt to connect.
-pub(super) const COMMAND_TIME: Duration = Duration::from_secs(1);
+pub(in crate::backend) const COMMAND_TIME: Duration = Duration::from_secs(1);
 
 /// How long a look at many keys may take.
 const LOOK_TIME: Duration = Duration::from_secs(5);
@@ -32,7 +32,7 @@ const LONGEST_FIELD: usize = 1024;
 const UNKNOWN_SCRIPT: ErrorKind = ErrorKind::Server(ServerErrorKind::NoScript);
 
 /// A call of a script with so many keys, which follow.
-pub(super) fn evalsha(script: &Script, keys: usize) -> Cmd {
+pub(in crate::backend) fn evalsha(script: &Script, keys: usize) -> Cmd {
     let mut command = Cmd::with_capacity(32, 1024);
     command.arg("EVALSHA").arg(script.get_hash()).arg(keys);
     command
@@ -60,7 +60,7 @@ pub(super) struct Run<'a> {
 
 /// One connection for all, which comes back by itself, also when it has merely gone silent; and some
 /// to wait on for replicas.
-pub(super) struct Commands {
+pub(in crate::backend) struct Commands {
     link: Link,
     idle: Mutex<Vec<Link>>,
     syncing: Semaphore,
@@ -74,13 +74,28 @@ impl Commands {
         Self { link: Link::to(origin), idle, syncing, loaded: Mutex::default() }
     }
 
+    /// Always to the same server.
+    pub(in crate::backend) fn to_one(client: Client) -> Self {
+        Self::to(Origin::Fixed(Box::new(client)))
+    }
+
     /// Connects, if that has not been done yet.
     pub(super) async fn connect(&self) -> Result<()> {
         let connecting = tokio::time::timeout(2 * COMMAND_TIME, self.link.connection()).await;
         connecting.unwrap_or_else(|_| Err(unanswered(2 * COMMAND_TIME))).map(|_| ())
     }
 
-    /// Runs a script. An error: it may have been carried out or not. With it comes what is missing of
+    /// Runs a script. An error: it may have been carried out or not.
+    pub(in crate::backend) async fn run<T: FromRedisValue>(
+        &self,
+        script: &Script,
+        step: &Cmd,
+    ) -> Result<T> {
+        let run = Run { script, step, asking: false, acknowledged: None };
+        self.invoke(run).await.map(|(answer, _)| answer)
+    }
+
+    /// The same, told how. With the answer comes what is missing of
     /// the replicas that must have it.
     pub(super) async fn invoke<T: FromRedisValue>(
         &self,
@@ -158,7 +173,7 @@ impl Commands {
     }
 
     /// Keys of one type that match, found bit by bit.
-    pub(super) async fn scan(&self, pattern: &str, kind: &str) -> Result<Vec<String>> {
+    pub(in crate::backend) async fn scan(&self, pattern: &str, kind: &str) -> Result<Vec<String>> {
         let mut found = Vec::new();
         let mut cursor = 0_u64;
         loop {
@@ -190,7 +205,7 @@ impl Commands {
     }
 
     /// Which of these strings are mutexes of ours: by the form of their value.
-    pub(super) async fn only_ours(&self, keys: Vec<String>) -> Result<Vec<String>> {
+    pub(in crate::backend) async fn only_ours(&self, keys: Vec<String>) -> Result<Vec<String>> {
         let look = |look: &mut Pipeline, key: &str| {
             look.cmd("GETRANGE").arg(key).arg(0).arg(LONGEST_FIELD);
         };
@@ -290,7 +305,7 @@ pub(super) fn cause(error: &Error) -> Option<&RedisError> {
 }
 
 /// Whether an error may pass by itself: then the same request is sent again.
-pub(super) fn may_pass(error: &Error) -> bool {
+pub(in crate::backend) fn may_pass(error: &Error) -> bool {
     let Some(error) = cause(error) else { return matches!(error, Error::Unavailable { .. }) };
     error.is_io_error()
         || error.is_timeout()

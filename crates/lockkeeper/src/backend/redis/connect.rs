@@ -7,7 +7,7 @@ use crate::tls::{self, Pem};
 use crate::url::{TlsFiles, decode};
 
 /// The client for a URL; nothing is sent yet. `place` is the URL without its password.
-pub(super) fn client(url: &str, files: &TlsFiles, place: &str) -> Result<Client> {
+pub(in crate::backend) fn client(url: &str, files: &TlsFiles, place: &str) -> Result<Client> {
     let bad = |_| Error::Config(format!("{place} is not a redis:// URL: redis://HOST:PORT/DB"));
     if !url.starts_with("rediss:") {
         return Client::open(url).map_err(bad);
@@ -68,7 +68,7 @@ fn with_port(host: &str, port: u16) -> String {
 }
 
 /// Adds to the error of a first connection what TLS, or the lack of it, may have to do with it.
-pub(super) fn explain(error: Error, client: &Client) -> Error {
+pub(in crate::backend) fn explain(error: Error, client: &Client) -> Error {
     let Error::Unavailable { backend, context, source: Some(source) } = error else {
         return error;
     };

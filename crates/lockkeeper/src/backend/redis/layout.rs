@@ -41,7 +41,7 @@ pub(super) fn write_state_key(command: &mut impl RedisWrite, lock: &str) {
 }
 
 /// The key of the lock itself.
-pub(super) fn lock_key(prefix: &str, name: &Name) -> String {
+pub(in crate::backend) fn lock_key(prefix: &str, name: &Name) -> String {
     format!("{prefix}{name}")
 }
 
@@ -79,7 +79,7 @@ fn ours(prefix: &'static str, lock: &str) -> impl Display {
 }
 
 /// Our clients' channels are called this and the client.
-pub(super) const WAKE: &str = "lockkeeper_wake:";
+pub(in crate::backend) const WAKE: &str = "lockkeeper_wake:";
 
 /// The name behind a key of our state.
 pub(super) fn name_of_state(key: &str, prefix: &str) -> Option<Name> {
@@ -108,7 +108,7 @@ pub(super) fn field(request: &Request, party: &str) -> String {
 }
 
 /// Whether a field or a value is one of those.
-pub(super) fn is_our_field(field: &str) -> bool {
+pub(in crate::backend) fn is_our_field(field: &str) -> bool {
     let mut parts = field.rsplit('#');
     let number = |part: Option<&str>| part.is_some_and(|part| part.parse::<u64>().is_ok());
     let numbers = [parts.next(), parts.next(), parts.next()].into_iter().all(number);

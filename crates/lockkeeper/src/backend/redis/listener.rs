@@ -7,6 +7,7 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use futures_util::future::Shared;
 use parking_lot::Mutex;
+use redis::Client;
 use tokio::sync::{mpsc, oneshot};
 
 use super::commands::{COMMAND_TIME, failed};
@@ -23,7 +24,7 @@ const RECONNECT: (Duration, Duration) = (Duration::from_millis(20), Duration::fr
 const SILENCE: Duration = Duration::from_secs(5);
 
 /// Who listens to what.
-pub(super) struct Listener {
+pub(in crate::backend) struct Listener {
     requests: Arc<Register>,
     origin: Origin,
     /// Whether the channels of Redisson belong to slots.
@@ -53,13 +54,33 @@ impl Listener {
         requests: Arc<Register>,
         sharded: bool,
     ) -> Result<Arc<Self>> {
+        let (listener, inbox) = Self::new(origin, id, requests, sharded);
+        let first = connect(&listener).await?;
+        tokio::spawn(listen(Arc::downgrade(&listener), inbox, Some(first)));
+        Ok(listener)
+    }
+
+    /// Listens to this client's own channel as soon as the server can be reached.
+    pub(in crate::backend) fn start_later(
+        client: Client,
+        id: &str,
+        requests: Arc<Register>,
+    ) -> Arc<Self> {
+        let (listener, inbox) = Self::new(Origin::Fixed(Box::new(client)), id, requests, false);
+        tokio::spawn(listen(Arc::downgrade(&listener), inbox, None));
+        listener
+    }
+
+    fn new(
+        origin: Origin,
+        id: &str,
+        requests: Arc<Register>,
+        sharded: bool,
+    ) -> (Arc<Self>, mpsc::UnboundedReceiver<Change>) {
         let own = format!("{WAKE}{id}");
         let (changes, inbox) = mpsc::unbounded_channel();
         let wanted = Mutex::default();
-        let listener = Arc::new(Self { requests, origin, sharded, wanted, changes, own });
-        let first = connect(&listener).await?;
-        tokio::spawn(listen(Arc::downgrade(&listener), inbox, first));
-        Ok(listener)
+        (Arc::new(Self { requests, origin, sharded, wanted, changes, own }), inbox)
     }
 
     /// Listens to some channels until the value is dropped. Returns once the server has confirmed
@@ -130,10 +151,12 @@ async fn connect(listener: &Listener) -> Result<Connection> {
 async fn listen(
     listener: Weak<Listener>,
     mut inbox: mpsc::UnboundedReceiver<Change>,
-    mut connection: Connection,
+    mut connection: Option<Connection>,
 ) {
     loop {
-        take_in(&listener, &mut inbox, &mut connection).await;
+        if let Some(connection) = &mut connection {
+            take_in(&listener, &mut inbox, connection).await;
+        }
         let mut pause = RECONNECT.0;
         connection = loop {
             let Some(present) = listener.upgrade() else { return };
@@ -141,7 +164,7 @@ async fn listen(
                 Ok(connection) => {
                     // Whatever was said meanwhile, we did not hear it.
                     present.requests.missed();
-                    break connection;
+                    break Some(connection);
                 }
                 Err(error) => tracing::debug!(%error, "cannot listen; trying again"),
             }
