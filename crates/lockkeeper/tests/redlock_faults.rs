@@ -10,7 +10,7 @@ use testkit::proxy::Proxy;
 use testkit::redlock::Nodes;
 use testkit::register::Register;
 use testkit::resp::Raw;
-use testkit::wait::{eventually, soon};
+use testkit::wait::{eventually, soon, within};
 
 const TTL: Duration = Duration::from_secs(4);
 
@@ -310,6 +310,9 @@ async fn a_lock_of_another_library_is_respected_and_a_minority_of_it_is_not() {
     assert_eq!(status.holders[0].owner.to_string(), "theirs:0");
     tell(&nodes, 0, "DEL x").await;
     let guard = soon("granted", locks.mutex("x").lock()).await.unwrap();
+    // Whoever has it waits nowhere: it would be woken there in the place of others.
+    let nobody = async || direct_waiters(&nodes).await == 0;
+    within(Duration::from_secs(2), "nobody waits", nobody).await;
     for at in [0, 3, 4] {
         let theirs = Raw::connect(nodes.servers[at].address()).await;
         assert_eq!(theirs.text("SET x theirs NX PX 60000").await, None, "held");

@@ -187,7 +187,7 @@ impl RedLock {
         Ok(())
     }
 
-    /// One attempt: what came of it, and when it began.
+    /// One attempt: what came of it, when it began, and the answers that it did not wait for.
     async fn attempt(
         &self,
         lock: &str,
@@ -195,7 +195,7 @@ impl RedLock {
         value: &str,
         member: &str,
         first: u64,
-    ) -> (Round, Decision, Instant) {
+    ) -> (Round, Decision, Instant, Answers) {
         let (nodes, ttl) = (&self.nodes, request.term.ttl());
         let time = time_for(request);
         let last = |first: u64| first + u64::from(request.tokens.max(1)) - 1;
@@ -203,7 +203,7 @@ impl RedLock {
         let mut round = Round::new(nodes.links.len(), first);
         let tokens = (first, last(first));
         let step = nodes.take((lock, value, request.id), ttl, tokens, (member, WAITER_LEASE));
-        let answers = nodes.ask_all(step);
+        let mut answers = nodes.ask_all(step);
         let hear = |round: &mut Round, node, answer| {
             let vote = vote(answer);
             if let Vote::Yes { counter, .. } = vote {
@@ -211,24 +211,25 @@ impl RedLock {
             }
             round.hear(node, vote);
         };
-        let mut decision = self.gather(&mut round, answers, start, (ttl, time), hear).await;
+        let mut decision = self.gather(&mut round, &mut answers, start, (ttl, time), hear).await;
         if let Decision::Raise(first) = decision {
             let tokens = (first, last(first));
-            let answers = nodes.ask(round.to_raise(), nodes.raise(lock, value, tokens));
+            let mut raised = nodes.ask(round.to_raise(), nodes.raise(lock, value, tokens));
             let hear = |round: &mut Round, node, answer: Result<Value>| {
                 round.hear_raised(node, answer.is_ok_and(|done| done == Value::Int(1)));
             };
-            decision = self.gather(&mut round, answers, start, (ttl, time), hear).await;
+            decision = self.gather(&mut round, &mut raised, start, (ttl, time), hear).await;
+            nodes.leave(raised);
             nodes.counter.fetch_max(tokens.1, Ordering::Relaxed);
         }
-        (round, decision, start)
+        (round, decision, start, answers)
     }
 
     /// Takes in answers until the decision is certain, or each node has had its time.
     async fn gather(
         &self,
         round: &mut Round,
-        mut answers: Answers,
+        answers: &mut Answers,
         start: Instant,
         (ttl, time): (Duration, Duration),
         mut hear: impl FnMut(&mut Round, usize, Result<Value>) + Send,
@@ -248,10 +249,7 @@ impl RedLock {
                 Decision::Wait => {}
                 // To say why, and not to take a held lock for an outage.
                 Decision::Refused if round.is_open() => {}
-                decision => {
-                    self.nodes.leave(answers);
-                    return decision;
-                }
+                decision => return decision,
             }
         }
     }
@@ -351,14 +349,32 @@ impl Trying<'_> {
 }
 
 impl Trying<'_> {
-    /// Granted: it has left the queue where it took the lock, and now leaves it everywhere else.
-    fn leave_queue(&self, round: &Round) {
-        let took = |vote: &Option<Vote>| matches!(vote, Some(Vote::Yes { .. }));
-        let others = round.votes().iter().enumerate().filter(|(_, vote)| !took(vote));
+    /// Granted: it has left the queue where it took the lock, and now leaves it everywhere else, also
+    /// where the answer is still to come. `waited`: an earlier attempt may have put it into any of them.
+    fn granted(&mut self, round: &Round, mut answers: Answers, waited: bool) {
+        (self.value, self.holds) = (None, true);
+        let member = std::mem::take(&mut self.member);
+        let queued = |vote: &Option<Vote>| match vote {
+            Some(Vote::Yes { .. }) => false,
+            Some(Vote::Held { .. }) => true,
+            _ => waited,
+        };
+        let others = round.votes().iter().enumerate().filter(|(_, vote)| queued(vote));
         let others: Vec<usize> = others.map(|(node, _)| node).collect();
         if !others.is_empty() {
-            self.nodes.undo(others, (self.lock, "", &self.member), WAITER_LEASE);
+            self.nodes.undo(others, (self.lock, "", &member), WAITER_LEASE);
         }
+        if answers.is_empty() {
+            return;
+        }
+        let (nodes, lock) = (Arc::clone(self.nodes), self.lock.to_owned());
+        self.nodes.runtime().spawn(async move {
+            while let Some((node, answer)) = answers.next().await {
+                if matches!(vote(answer), Vote::Held { .. }) && !member.is_empty() {
+                    nodes.undo(vec![node], (&lock, "", &member), WAITER_LEASE);
+                }
+            }
+        });
     }
 }
 
@@ -481,23 +497,23 @@ impl Backend for RedLock {
         let mut tries_left = if once { 4 } else { u32::MAX };
         let mut outage = Outage::default();
         let mut waited = false;
-        let (value, first, expires, round) = loop {
+        let (value, first, expires) = loop {
             let first = nodes.counter.load(Ordering::Relaxed) + 1;
             let in_a_hurry = time_for(&request) < node_time(ttl);
             let value = trying.value.insert(nodes.value(&request, first)).clone();
             trying.member.clone_from(&member);
-            let (round, decision, start) =
+            let (round, decision, start, answers) =
                 self.attempt(&lock, &request, &value, &member, first).await;
             match decision {
                 Decision::Granted(first) => {
-                    trying.value = None;
-                    break (value, first, valid_until(start, ttl), round);
+                    trying.granted(&round, answers, waited);
+                    break (value, first, valid_until(start, ttl));
                 }
                 Decision::Found { value, token, left } => {
-                    trying.value = None;
-                    break (value, token, valid_until(start, left), round);
+                    trying.granted(&round, answers, waited);
+                    break (value, token, valid_until(start, left));
                 }
-                _ => {}
+                _ => nodes.leave(answers),
             }
             if round.votes().iter().flatten().any(|vote| matches!(vote, Vote::Absent(_))) {
                 attend(nodes);
@@ -525,11 +541,6 @@ impl Backend for RedLock {
                 return outage.error.map_or(Ok(None), Err);
             }
         };
-        if waited {
-            trying.leave_queue(&round);
-        }
-        trying.member.clear();
-        trying.holds = true;
         drop(trying);
         let hold = self.hold(lock, &request, value, first, expires);
         // What was said to the waiter meanwhile may have been that it is gone already.
