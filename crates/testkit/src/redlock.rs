@@ -33,6 +33,18 @@ impl Nodes {
         Self { servers: futures_util::future::join_all(starting).await }
     }
 
+    /// So many, which vote, each with a clock of its own ([`Server::set_clock`]).
+    ///
+    /// # Panics
+    ///
+    /// When they cannot be started.
+    pub async fn start_with_clocks(count: usize) -> Self {
+        let starting = (0..count).map(|_| server::redis_with_a_clock());
+        let nodes = Self { servers: futures_util::future::join_all(starting).await };
+        nodes.url().parse::<Url>().unwrap().init().await.unwrap();
+        nodes
+    }
+
     /// Where they are.
     pub fn url(&self) -> String {
         let hosts: Vec<String> =

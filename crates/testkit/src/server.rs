@@ -156,6 +156,24 @@ pub async fn redis(arguments: &[&str]) -> Server {
     redis_recipe().args(["--port", "{port}"]).args(arguments.to_vec()).start().await
 }
 
+/// The same with a clock of its own, which [`Server::set_clock`] sets.
+pub async fn redis_with_a_clock() -> Server {
+    let Recipe { program, args, .. } = redis_recipe();
+    // The allocator that Debian's redis-server is linked with asks for the time before libfaketime is
+    // ready to answer: with that of libc both start.
+    let preload = "LD_PRELOAD=/usr/$LIB/faketime/libfaketimeMT.so.1 libc.so.6";
+    let clock = ["FAKETIME_TIMESTAMP_FILE={dir}/clock", "FAKETIME_NO_CACHE=1"];
+    Recipe::new("env", "faketime")
+        .args([preload, "FAKETIME_DONT_FAKE_MONOTONIC=1"])
+        .args(clock)
+        .args([program.display().to_string()])
+        .args(args)
+        .args(["--port", "{port}"])
+        .file("clock", "+0")
+        .start()
+        .await
+}
+
 /// The same with TLS on its only port, and a certificate that is good for `host`. With `clients`, it
 /// wants a certificate of the same authority from them.
 pub async fn redis_with_tls(authority: &Authority, host: &str, clients: bool) -> Server {
@@ -490,6 +508,18 @@ impl Server {
         } else {
             self.child.kill().unwrap();
         }
+    }
+
+    /// Sets the clock of one that has its own so far ahead.
+    ///
+    /// # Panics
+    ///
+    /// When its directory cannot be written to.
+    pub fn set_clock(&self, ahead: Duration) {
+        let [next, clock] = ["clock.next", "clock"].map(|name| self.dir().join(name));
+        std::fs::write(&next, format!("+{}", ahead.as_secs())).unwrap();
+        // In one step: it may read at any moment.
+        std::fs::rename(next, clock).unwrap();
     }
 
     /// Stops it with SIGSTOP: it keeps its connections and answers nothing.
