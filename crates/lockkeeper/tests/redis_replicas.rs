@@ -49,6 +49,26 @@ async fn a_grant_counts_when_the_replicas_have_it() {
     }
 }
 
+/// Where every write is on disk before it is answered, replicas have it there too, if the server can
+/// say so: Valkey and Redis from 7.2 on.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_grant_is_on_the_disks_of_replicas_where_everything_is() {
+    let redis = Replicated::start(1, &["--appendonly", "yes", "--appendfsync", "always"]).await;
+    let master = redis.master().address();
+    let locks = connect(&redis, "?replicas=1").await;
+    locks.mutex("x").lock().await.unwrap().release().await.unwrap();
+    let known = ask(master, "COMMAND INFO WAITAOF").await.contains("waitaof");
+    let asked = ask(master, "INFO commandstats").await;
+    let [disk, memory] = ["cmdstat_waitaof:", "cmdstat_wait:"].map(|what| asked.contains(what));
+    assert_eq!((disk, memory), (known, !known));
+    redis.servers[1].pause();
+    let error = locks.mutex("x").try_lock().await.map(|_| ()).unwrap_err();
+    assert_eq!(missing(&error), (1, 0));
+    redis.servers[1].resume();
+    let granted = async || locks.mutex("x").try_lock().await.is_ok_and(|guard| guard.is_some());
+    eventually("it is back", granted).await;
+}
+
 /// All kinds, in both dialects, whoever waits or does not.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn too_few_replicas_undo_the_grant_and_say_so() {
