@@ -8,7 +8,9 @@ import java.util.HashMap;
 import java.util.Map;
 import org.redisson.Redisson;
 import org.redisson.api.RedissonClient;
+import org.redisson.config.ClusterServersConfig;
 import org.redisson.config.Config;
+import org.redisson.config.SentinelServersConfig;
 
 /**
  * The unmodified Redisson, driven by lines. {@code ../README.md} has the protocol.
@@ -16,7 +18,8 @@ import org.redisson.config.Config;
  * <p>Redisson's owner is a thread, so each label is one thread of its own: commands of one label run
  * in order, commands of different labels at the same time, and a blocked label blocks nobody else.
  *
- * <p>Arguments: the URL of one Redis server, and the watchdog's time-out in milliseconds.
+ * <p>Arguments: the URL of one Redis server, of sentinels ({@code redis+sentinel://HOST,…/MASTER}) or of a
+ * cluster ({@code redis+cluster://HOST,…}), and the watchdog's time-out in milliseconds.
  */
 public final class Peer {
     private static final PrintStream OUT =
@@ -32,7 +35,7 @@ public final class Peer {
         }
         // Only so that it starts quickly and shares two cores; nothing that locks depend on.
         config.setThreads(4).setNettyThreads(4);
-        config.useSingleServer().setAddress(args[0]).setConnectionMinimumIdleSize(2);
+        connect(config, args[0]);
         RedissonClient redisson = Redisson.create(config);
         answer("0", "ok redisson " + version() + " " + redisson.getId());
 
@@ -61,6 +64,29 @@ public final class Peer {
         }
         // Whoever drove us is gone: as a crash, so that no test is helped by a tidy end.
         Runtime.getRuntime().halt(KILLED);
+    }
+
+    private static void connect(Config config, String url) {
+        String[] parts = url.split("://", 2);
+        String[] hosts = parts[1].split("/")[0].split(",");
+        switch (parts[0]) {
+            case "redis+cluster" -> {
+                ClusterServersConfig cluster = config.useClusterServers();
+                for (String host : hosts) {
+                    cluster.addNodeAddress("redis://" + host);
+                }
+                cluster.setMasterConnectionMinimumIdleSize(2).setSlaveConnectionMinimumIdleSize(2);
+            }
+            case "redis+sentinel" -> {
+                SentinelServersConfig sentinels = config.useSentinelServers();
+                for (String host : hosts) {
+                    sentinels.addSentinelAddress("redis://" + host);
+                }
+                sentinels.setMasterName(parts[1].split("/")[1]);
+                sentinels.setMasterConnectionMinimumIdleSize(2).setSlaveConnectionMinimumIdleSize(2);
+            }
+            default -> config.useSingleServer().setAddress(url).setConnectionMinimumIdleSize(2);
+        }
     }
 
     private static void run(Commands commands, String[] words) {
