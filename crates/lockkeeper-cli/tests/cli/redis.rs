@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use lockkeeper::clock::Instant;
 use testkit::authority::Authority;
+use testkit::nodes::{Cluster, Sentinels};
+use testkit::redlock::Nodes;
 use testkit::server::{self, Server};
 use tokio::runtime::Runtime;
 
@@ -33,6 +35,33 @@ fn a_command_runs_under_a_lock_in_etcd() {
     let runtime = Runtime::new().expect("a runtime");
     let server = runtime.block_on(server::etcd(&[]));
     runs_under_a_lock(&format!("etcd://{}", server.address()));
+}
+
+#[test]
+fn a_command_runs_under_a_lock_that_sentinels_watch_over_and_in_a_cluster() {
+    let runtime = Runtime::new().expect("a runtime");
+    let patient = Duration::from_secs(60);
+    let sentinels = runtime.block_on(Sentinels::start(patient));
+    runs_under_a_lock(&sentinels.url());
+    let cluster = runtime.block_on(Cluster::start(patient));
+    runs_under_a_lock(&cluster.url());
+}
+
+#[test]
+fn a_command_runs_under_a_lock_of_a_majority_and_is_told_when_there_is_none() {
+    let runtime = Runtime::new().expect("a runtime");
+    let mut nodes = runtime.block_on(Nodes::start_new(3, &[]));
+    let url = nodes.url();
+    let (code, _, err) = lockkeeper(&url, &["init"]);
+    assert_eq!(code, 0, "{err}");
+    nodes.servers[1].kill();
+    runs_under_a_lock(&url);
+    nodes.servers[2].kill();
+    let (code, out, err) = lockkeeper(&url, &["run", "-n", "x", "echo", "inside"]);
+    assert_eq!((code, out.as_str()), (69, ""), "{err}");
+    for server in &nodes.servers {
+        assert!(err.contains(&server.address().to_string()), "what each node said: {err}");
+    }
 }
 
 fn runs_under_a_lock(url: &str) {
