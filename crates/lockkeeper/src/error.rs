@@ -52,9 +52,10 @@ pub enum Error {
         cause: Cause,
     },
 
-    /// Fewer replicas than wanted acknowledged the grant in time. It was undone: nothing is held.
+    /// Fewer replicas than wanted acknowledged the grant in time. Nothing is held: what was taken is
+    /// given back, behind the caller where the server does not let us at once.
     #[error(
-        "{reached} of the {wanted} replicas that must have it acknowledged the lock on {name}: undone"
+        "{reached} of the {wanted} replicas that must have it acknowledged the lock on {name}: not granted, and what was taken is given back"
     )]
     Replicas {
         /// The lock.

@@ -318,3 +318,100 @@ async fn channels_of_redisson_belong_to_slots() {
     assert_eq!(them.ask("EXEC").await, Reply::Many(vec![Reply::Number(1), Reply::Number(2)]));
     soon("woken", waiting).await.unwrap().unwrap().release().await.unwrap();
 }
+
+/// Names at a master that is not the one a client meets first.
+async fn names_at_another_master(cluster: &Cluster, count: usize) -> (Vec<Name>, usize) {
+    let first = cluster.owner_other_than(0, None).await;
+    let (mut names, mut chosen) = (Vec::new(), None);
+    for number in 0.. {
+        let text = format!("n{number}");
+        let owner = cluster.owner_other_than(cluster.slot(&text).await, None).await;
+        if owner != first && *chosen.get_or_insert(owner) == owner {
+            names.push(name(&text));
+        }
+        if names.len() == count {
+            break;
+        }
+    }
+    (names, chosen.unwrap())
+}
+
+/// The first who uses a master does so in a runtime that ends.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn messages_outlive_the_runtime_of_who_was_first() {
+    let cluster = Cluster::shared().await;
+    let [one, two] = [connect(&cluster, "").await, connect(&cluster, "").await];
+    let of = names_at_another_master(&cluster, 1).await.0.remove(0);
+    let mutex = one.mutex(&of);
+    let first = move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async { mutex.lock().await.unwrap().release().await.unwrap() });
+    };
+    tokio::task::spawn_blocking(first).await.unwrap();
+    let held = two.mutex(&of).lock().await.unwrap();
+    let mutex = one.mutex(&of);
+    let waiting = tokio::spawn(async move { mutex.lock().await.unwrap() });
+    let queued = async || two.admin().show(&of).await.unwrap().waiters.len() == 1;
+    eventually("in line", queued).await;
+    let since = Instant::now();
+    held.release().await.unwrap();
+    soon("its turn", waiting).await.unwrap().release().await.unwrap();
+    let took = Instant::now().since(since);
+    assert!(took < Duration::from_secs(1), "woken, not found by asking again: {took:?}");
+}
+
+/// Many want something from a master that hangs and to which nobody was connected yet.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nobody_waits_for_the_attempts_of_others() {
+    let cluster = Cluster::start(SETTLE).await;
+    let locks = connect(&cluster, "").await;
+    let (names, owner) = names_at_another_master(&cluster, 10).await;
+    cluster.servers[owner].pause();
+    let since = Instant::now();
+    let asking = names.into_iter().map(|of| {
+        let mutex = locks.mutex(of);
+        async move { mutex.try_lock().await.map(|_| ()).unwrap_err() }
+    });
+    futures_util::future::join_all(asking).await;
+    let took = Instant::now().since(since);
+    assert!(took < Duration::from_secs(10), "together, not one after the other: {took:?}");
+}
+
+/// One master hangs: who begins now can use the others.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_cluster_can_be_used_from_the_start_while_one_master_is_gone() {
+    let cluster = Cluster::start(SETTLE).await;
+    let first = cluster.owner_other_than(0, None).await;
+    let of = names_at_another_master(&cluster, 1).await.0.remove(0);
+    cluster.servers[first].pause();
+    let locks = soon("connected", Locks::connect(&cluster.url())).await.unwrap();
+    locks.mutex(of).lock().await.unwrap().release().await.unwrap();
+}
+
+/// Who comes and goes where a client of Redisson holds a lock does not cost everybody the connection for
+/// messages.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn coming_and_going_keeps_the_connection_for_messages() {
+    let cluster = Cluster::start(SETTLE).await;
+    let (_, owner, _) = place(&cluster).await;
+    let master = cluster.servers[owner].address();
+    ask(master, "HSET x 8743c9c0-0795-4907-87fd-6c719a6b4586:1 1").await;
+    ask(master, "PEXPIRE x 60000").await;
+    let locks = connect(&cluster, "").await;
+    let wait = async || {
+        let waited = locks.rw_lock("x").write_timeout(Duration::from_millis(30)).await;
+        assert!(waited.is_err());
+    };
+    wait().await;
+    let made = async || {
+        let stats = ask(master, "INFO stats").await;
+        let line = stats.lines().find_map(|l| l.strip_prefix("total_connections_received:"));
+        line.unwrap().parse::<u64>().unwrap()
+    };
+    let before = made().await;
+    for _ in 0..50 {
+        wait().await;
+    }
+    // The one that asks.
+    assert_eq!(made().await - before, 1);
+}

@@ -6,9 +6,10 @@ use std::time::Duration;
 
 use lockkeeper::clock::Instant;
 use lockkeeper::{Cause, Error, Locks, Name};
-use testkit::proxy::Proxy;
+use testkit::proxy::{Proxy, Way};
 use testkit::server::{self, Server};
-use testkit::wait::{eventually, soon};
+use testkit::traffic::Traffic;
+use testkit::wait::{LONG, eventually, soon};
 
 async fn connect(server: &Server) -> Locks {
     Locks::connect(&format!("redis://{}", server.address())).await.unwrap()
@@ -351,4 +352,20 @@ async fn a_request_that_was_given_up_is_refused_when_it_arrives_late() {
     let late = backend().acquire(request(lockkeeper::backend::Patience::TryOnce)).await.unwrap();
     assert!(late.is_none(), "nobody waits for it: {late:?}");
     assert_eq!(holders(&locks).await, 0);
+}
+
+/// The server hangs for a moment; then all is well, and connecting takes a tenth of a second.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_busy_client_connects_again() {
+    let server = server::redis(&[]).await;
+    let proxy = Proxy::to(server.address()).await;
+    let locks = Locks::connect(&format!("redis://{}", proxy.address())).await.unwrap();
+    let traffic = Traffic::start(&locks, Duration::from_millis(20));
+    traffic.flows(LONG).await;
+    proxy.blackhole();
+    // Longer than one attempt to connect takes.
+    tokio::time::sleep(Duration::from_millis(2500)).await;
+    proxy.pass();
+    proxy.delay(Way::Down, Duration::from_millis(100));
+    traffic.flows(LONG).await;
 }

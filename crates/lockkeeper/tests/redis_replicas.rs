@@ -7,7 +7,9 @@ use std::time::Duration;
 use lockkeeper::clock::Instant;
 use lockkeeper::{Error, Locks, Multi, Name};
 use testkit::nodes::{Replicated, ask};
-use testkit::wait::{eventually, soon};
+use testkit::proxy::{Proxy, Way};
+use testkit::server;
+use testkit::wait::{eventually, soon, within};
 
 async fn connect(redis: &Replicated, options: &str) -> Locks {
     let address = redis.master().address();
@@ -211,4 +213,86 @@ async fn a_server_without_replicas_is_an_error_and_not_a_grant() {
     let error = locks.mutex("x").try_lock().await.map(|_| ()).unwrap_err();
     assert_eq!(missing(&error), (1, 0));
     assert!(error.to_string().contains("0 of the 1 replicas"), "{error}");
+}
+
+/// As OPERATIONS advises: then a master without replicas does not even let us give back.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_too_few_have_is_given_back_when_the_server_lets_us() {
+    let redis = Replicated::start(1, &[]).await;
+    let (master, locks) = (redis.master().address(), connect(&redis, "?replicas=1").await);
+    locks.mutex("warm").lock().await.unwrap().release().await.unwrap();
+    redis.servers[1].pause();
+    let mutex = locks.mutex("x");
+    let asking = tokio::spawn(async move { mutex.try_lock().await.map(|_| ()) });
+    eventually("it waits", async || ask(master, "CLIENT LIST").await.contains("cmd=wait")).await;
+    ask(master, "CONFIG SET min-replicas-to-write 2").await;
+    assert_eq!(missing(&soon("an error", asking).await.unwrap().unwrap_err()), (1, 0));
+    assert_eq!(ask(master, "EXISTS x").await, "1", "we were not let");
+    ask(master, "CONFIG SET min-replicas-to-write 0").await;
+    // Long before its lease ends.
+    let gone = async || ask(master, "EXISTS x").await == "0";
+    within(Duration::from_secs(10), "given back", gone).await;
+    redis.servers[1].resume();
+}
+
+/// A fail-over leaves the new master without replicas for a moment: who waits goes on waiting.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_waits_lives_through_too_few_replicas_to_write() {
+    let redis = Replicated::start(1, &[]).await;
+    let (master, locks) = (redis.master().address(), connect(&redis, "").await);
+    ask(master, "CONFIG SET min-replicas-to-write 2").await;
+    let mutex = locks.mutex("x");
+    let waiting = tokio::spawn(async move { mutex.lock().await });
+    let refused = async || ask(master, "INFO errorstats").await.contains("errorstat_NOREPLICAS");
+    eventually("refused", refused).await;
+    ask(master, "CONFIG SET min-replicas-to-write 0").await;
+    soon("granted", waiting).await.unwrap().unwrap().release().await.unwrap();
+}
+
+/// The master is demoted while a grant waits for its replicas, and is the master again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_waits_for_replicas_lives_through_a_demotion() {
+    let redis = Replicated::start(1, &[]).await;
+    let (master, locks) = (redis.master().address(), connect(&redis, "?replicas=1").await);
+    locks.mutex("x").lock().await.unwrap().release().await.unwrap();
+    redis.servers[1].pause();
+    let mutex = locks.mutex("x");
+    let waiting = tokio::spawn(async move { mutex.lock().await });
+    eventually("it waits", async || ask(master, "CLIENT LIST").await.contains("cmd=wait")).await;
+    ask(master, "REPLICAOF 127.0.0.1 1").await;
+    ask(master, "REPLICAOF NO ONE").await;
+    redis.servers[1].resume();
+    soon("granted", waiting).await.unwrap().unwrap().release().await.unwrap();
+}
+
+/// A slow replica and many who wait: those who hold are renewed all the same.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_waits_does_not_cost_the_holders_their_locks() {
+    let master = server::redis(&[]).await;
+    let proxy = Proxy::to(master.address()).await;
+    let port = proxy.address().port().to_string();
+    let _replica = server::redis(&["--replicaof", "127.0.0.1", &port]).await;
+    let url = format!("redis://{}", master.address());
+    let [plain, safe] = [
+        Locks::connect(&url).await.unwrap(),
+        Locks::connect(&format!("{url}?replicas=1")).await.unwrap(),
+    ];
+    eventually("acknowledged", async || safe.mutex("w").try_lock().await.is_ok()).await;
+    let mut held = Vec::new();
+    for number in 0..60 {
+        held.push(plain.mutex(format!("b{number}").as_str()).lock().await.unwrap());
+    }
+    let guard = safe.ttl(Duration::from_secs(6)).mutex("h").lock().await.unwrap();
+    // The proxy may be twice as late.
+    proxy.delay(Way::Up, Duration::from_millis(400));
+    let waiting: Vec<_> = (0..60)
+        .map(|number| {
+            let mutex = safe.mutex(format!("b{number}").as_str());
+            tokio::spawn(async move { mutex.lock().await.map(|_| ()) })
+        })
+        .collect();
+    let until = Instant::now() + Duration::from_secs(12);
+    eventually("twice the time to live", async || Instant::now() > until || guard.is_lost()).await;
+    assert!(!guard.is_lost(), "renewed although many wait");
+    waiting.iter().for_each(tokio::task::JoinHandle::abort);
 }

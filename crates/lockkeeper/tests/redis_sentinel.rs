@@ -7,6 +7,7 @@ use std::time::Duration;
 use lockkeeper::clock::Instant;
 use lockkeeper::{Error, Guard, Locks, Name};
 use testkit::nodes::{MASTER, SETTLE, Sentinels, ask};
+use testkit::traffic::Traffic;
 use testkit::wait::{eventually, soon, within};
 
 /// Short, because every test that kills a master waits for it.
@@ -229,6 +230,78 @@ async fn a_master_that_hangs_is_left() {
     within(SETTLE, "the new master is found", moved).await;
     let_go(other, &two).await;
     let_go(guard, &two).await;
+}
+
+/// A host dies with its master and its sentinel, while many want something.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_busy_client_follows_when_a_sentinel_dies_with_the_master() {
+    let redis = Sentinels::start(DOWN).await;
+    let traffic = Traffic::start(&connect(&redis, "").await, Duration::from_millis(50));
+    traffic.flows(SETTLE).await;
+    redis.nodes.servers[0].pause();
+    redis.sentinels[0].pause();
+    let old = redis.nodes.servers[0].address().port().to_string();
+    let question = format!("SENTINEL GET-MASTER-ADDR-BY-NAME {MASTER}");
+    let moved = async || !ask(redis.sentinels[1].address(), &question).await.contains(&old);
+    within(SETTLE, "another master", moved).await;
+    traffic.flows(Duration::from_secs(15)).await;
+}
+
+/// A sentinel that was cut off names the old master, which does not know better either. The others have
+/// named the new one, and cannot be reached for a moment, nor can that.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_was_known_is_not_forgotten_for_what_is_older() {
+    let redis = Sentinels::start(DOWN).await;
+    let [one, two] = [connect(&redis, "").await, connect(&redis, "").await];
+    redis.nodes.servers[0].pause();
+    redis.sentinels[0].pause();
+    let held = one.ttl(SETTLE).mutex("x").lock_timeout(SETTLE).await.unwrap();
+    assert!(
+        two.mutex("x").lock_timeout(DOWN).await.is_err(),
+        "held, and the other one knows where"
+    );
+    let old = redis.nodes.servers[0].address();
+    for server in redis.nodes.servers[1..].iter().chain(&redis.sentinels[1..]) {
+        server.pause();
+    }
+    redis.nodes.servers[0].resume();
+    redis.sentinels[0].resume();
+    assert!(ask(old, "ROLE").await.starts_with("master"), "it does not know better");
+    let second = two.mutex("x").lock_timeout(Duration::from_secs(4)).await;
+    assert!(second.is_err(), "not granted by a master that we know to be replaced");
+    for server in redis.nodes.servers[1..].iter().chain(&redis.sentinels[1..]) {
+        server.resume();
+    }
+    drop(held);
+}
+
+/// What was sent to a master before it was replaced is answered when the new one is known.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_grant_of_a_master_that_was_replaced_is_not_believed() {
+    let redis = Sentinels::start(DOWN).await;
+    let locks = connect(&redis, "").await;
+    locks.mutex("x").lock().await.unwrap().release().await.unwrap();
+    redis.nodes.servers[0].pause();
+    let mut asking = Vec::new();
+    let next = redis.master_other_than(0);
+    tokio::pin!(next);
+    let next = loop {
+        let name: Name = format!("x{}", asking.len()).parse().unwrap();
+        let mutex = locks.mutex(&name);
+        asking.push((name, tokio::spawn(async move { mutex.lock().await })));
+        tokio::select! {
+            next = &mut next => break redis.nodes.servers[next].address(),
+            () = tokio::time::sleep(Duration::from_millis(20)) => {}
+        }
+    };
+    let known = async || ask(next, "EXISTS x0").await == "1";
+    within(SETTLE, "the client knows the new one", known).await;
+    redis.nodes.servers[0].resume();
+    for (name, asking) in asking {
+        let guard = soon("granted", asking).await.unwrap().unwrap();
+        assert_eq!(ask(next, &format!("EXISTS {name}")).await, "1", "{name}");
+        drop(guard);
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

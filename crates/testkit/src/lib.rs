@@ -9,6 +9,7 @@
 //! | [`crowd`], [`storm`] | random steps under the eyes of a referee, and all at once |
 //! | [`server`], [`redlock`], [`zookeeper`], [`database`] | real servers as child processes |
 //! | [`nodes`] | Redis under Sentinel and as a cluster |
+//! | [`traffic`] | a stream of requests |
 //! | [`authority`] | certificates for servers and clients |
 //! | [`greeting`] | what two clients do first, and what they are told when they cannot |
 //! | [`resp`] | a Redis client of few lines, to look at a server and to meddle with it |
@@ -47,5 +48,6 @@ mod signal;
 mod split;
 pub mod storm;
 pub mod taker;
+pub mod traffic;
 pub mod wait;
 pub mod zookeeper;

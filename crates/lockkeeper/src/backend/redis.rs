@@ -64,7 +64,7 @@
 //! # Cost
 //!
 //! One round trip to lock, one to release, on one connection for all; one more connection for messages.
-//! In a cluster, both for each master in use; with `replicas`, up to eight more to wait on.
+//! In a cluster, both for each master in use; with `replicas`, up to twelve more to wait on.
 //! A step costs more in proportion to the number of holders (readers, permits), not of waiters, except
 //! where unfair readers wait.
 
@@ -169,13 +169,37 @@ impl Redis {
         Ok(lock)
     }
 
-    /// Asks for a lock, or asks again.
+    /// Asks for a lock, or asks again. Who stands in line need not have it acknowledged that he still
+    /// does: that would hold up those who are granted something.
     async fn ask(
         &self,
         lock: &str,
         request: &Request,
         field: Option<&str>,
         question: u32,
+        in_line: bool,
+    ) -> Result<Answered<Answer>> {
+        let deadline = match request.patience {
+            Patience::Until(at) => at,
+            _ => Instant::NEVER,
+        };
+        let replicas = self.server.acknowledged(grant_time(deadline));
+        if in_line && replicas.is_some() {
+            let answered = self.ask_for(lock, request, field, question, None).await?;
+            if !matches!(answered.value, Answer::Granted(_)) {
+                return Ok(answered);
+            }
+        }
+        self.ask_for(lock, request, field, question, replicas).await
+    }
+
+    async fn ask_for(
+        &self,
+        lock: &str,
+        request: &Request,
+        field: Option<&str>,
+        question: u32,
+        acknowledged: Option<(Replicas, Duration)>,
     ) -> Result<Answered<Answer>> {
         let (kind, of) = kind_words(request.kind);
         let owner = request.owner.to_string();
@@ -192,11 +216,6 @@ impl Redis {
             let words = [who, kind, &of, &millis, &tokens, &lease, party, &question];
             commands::step(acquire, lock, request.id, &words)
         };
-        let deadline = match request.patience {
-            Patience::Until(at) => at,
-            _ => Instant::NEVER,
-        };
-        let acknowledged = self.server.acknowledged(grant_time(deadline));
         let nodes = &self.server.nodes;
         let answered: Answered<Vec<Value>> =
             nodes.invoke(lock, acquire, step, acknowledged).await?;
@@ -336,11 +355,12 @@ impl Backend for Redis {
         let mut failing: Option<Instant> = None;
         let mut resent = false;
         let mut question = 0;
+        let mut stands = false;
         let (tokens, expires) = loop {
             let sent = Instant::now();
             let (mut in_queue, mut short) = (false, None);
             question += 1;
-            let next = match self.ask(&lock, &request, field.as_deref(), question).await {
+            let next = match self.ask(&lock, &request, field.as_deref(), question, stands).await {
                 Ok(Answered { value: Answer::Granted(tokens), shortfall: None, .. }) => {
                     break (tokens, sent + ttl);
                 }
@@ -360,11 +380,11 @@ impl Backend for Redis {
                 {
                     // Then ask once more: what was said before we listened we did not hear.
                     ear.listen(node, release_channels(&lock, id).to_vec()).await;
-                    failing = None;
+                    (failing, stands) = (None, true);
                     continue;
                 }
                 Ok(Answered { value: Answer::Queued(next, _), .. }) => {
-                    (failing, in_queue) = (None, true);
+                    (failing, in_queue, stands) = (None, true, true);
                     next
                 }
                 Ok(Answered { value: Answer::Busy, .. }) => {
@@ -387,7 +407,7 @@ impl Backend for Redis {
                     None => return Ok(None),
                 },
                 // Who must have it has to say so.
-                Pause::Granted(..) if server.replicas.is_some() => {}
+                Pause::Granted(..) if server.replicas.is_some() => stands = false,
                 // It was granted after the question that gave us the place, so the lease lasts at
                 // least until so long after that. A fixed lease must be whole; a late message is
                 // worth less than asking.

@@ -5,14 +5,13 @@
 //! pipeline.
 
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use parking_lot::Mutex;
 use redis::{Cmd, ErrorKind, FromRedisValue, Script, ServerErrorKind, Value};
-use tokio::sync::OnceCell;
 
 use super::commands::{COMMAND_TIME, Run, cause, failed};
 use super::connect::Door;
@@ -44,7 +43,14 @@ pub(super) struct Cluster {
 
 struct State {
     slots: Slots,
-    nodes: HashMap<Arc<str>, Arc<OnceCell<Arc<Node>>>>,
+    nodes: HashMap<Arc<str>, Arc<Place>>,
+}
+
+/// Where a node is, once we are connected to it.
+#[derive(Default)]
+struct Place {
+    node: OnceLock<Arc<Node>>,
+    opening: Arc<tokio::sync::Mutex<()>>,
 }
 
 /// What one node knows: who has which slot, and of which epoch that is.
@@ -73,11 +79,22 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// As Redisson finds out.
+    /// As Redisson finds out. By whoever answers: one that hangs must not keep us from the others.
     async fn has_sharded_channels(&self) -> Result<bool> {
-        let commands = self.first_master()?;
+        let mut refused = unavailable("the cluster has no slots".into());
+        let masters = self.state.lock().slots.masters();
+        for master in masters {
+            match self.shards_channels(&master).await {
+                Ok(sharded) => return Ok(sharded),
+                Err(error) => refused = error,
+            }
+        }
+        Err(refused)
+    }
+
+    async fn shards_channels(&self, master: &str) -> Result<bool> {
         let explain = |error| failed("connecting", error);
-        let client = self.door.to(&commands)?;
+        let client = self.door.to(master)?;
         let mut connection = open(&client).await.map_err(explain)?;
         let mut ask = redis::cmd("PUBSUB");
         let asking = ask.arg("SHARDNUMSUB").query_async::<Value>(&mut connection);
@@ -89,15 +106,17 @@ impl Cluster {
         }
     }
 
-    fn first_master(&self) -> Result<Arc<str>> {
-        let masters = self.state.lock().slots.masters();
-        masters.into_iter().next().ok_or_else(|| unavailable("the cluster has no slots".into()))
-    }
-
-    /// Any node, to ask what all of them can do.
+    /// Any node that answers, to ask what all of them can do.
     pub(super) async fn any(&self) -> Result<Arc<Node>> {
-        let master = self.first_master()?;
-        self.at(&master).await
+        let mut refused = unavailable("the cluster has no slots".into());
+        let masters = self.state.lock().slots.masters();
+        for master in masters {
+            match self.at(&master).await {
+                Ok(node) => return Ok(node),
+                Err(error) => refused = error,
+            }
+        }
+        Err(refused)
     }
 
     /// The node that has a slot.
@@ -121,20 +140,37 @@ impl Cluster {
     /// The same if we are connected to it already.
     pub(super) fn known(&self, slot: u16) -> Option<Arc<Node>> {
         let state = self.state.lock();
-        state.nodes.get(&state.slots.owner(slot)?)?.get().cloned()
+        state.nodes.get(&state.slots.owner(slot)?)?.node.get().cloned()
     }
 
-    /// The node at an address; connected to by one task for all.
+    /// The node at an address; connected to by one task for all, which goes on when the caller gives up,
+    /// and in a runtime that does not end with the caller's: it listens for everybody.
     async fn at(&self, address: &str) -> Result<Arc<Node>> {
-        let cell = {
+        let place = {
             let nodes = &mut self.state.lock().nodes;
             Arc::clone(nodes.entry(address.into()).or_default())
         };
-        let connect = async || {
+        if let Some(node) = place.node.get() {
+            return Ok(Arc::clone(node));
+        }
+        let opening = async {
+            let alone = Arc::clone(&place.opening).lock_owned().await;
+            if let Some(node) = place.node.get() {
+                return Ok(Arc::clone(node));
+            }
             let origin = Origin::Fixed(Box::new(self.door.to(address)?));
-            Node::open(origin, address, &self.requests, self.sharded).await
+            let (requests, sharded) = (Arc::clone(&self.requests), self.sharded);
+            let (place, address) = (Arc::clone(&place), address.to_owned());
+            let opening = self.requests.runtime().spawn(async move {
+                let _alone = alone;
+                let node = Node::open(origin, &address, &requests, sharded).await?;
+                Ok(Arc::clone(place.node.get_or_init(|| node)))
+            });
+            opening.await.unwrap_or(Err(Error::ShutDown))
         };
-        cell.get_or_try_init(connect).await.cloned()
+        // Not for as long as everybody takes who tried before.
+        let opened = tokio::time::timeout(2 * COMMAND_TIME, opening).await;
+        opened.unwrap_or_else(|_| Err(unavailable(format!("{address} does not answer"))))
     }
 
     /// Every node that has a slot.
@@ -217,6 +253,7 @@ impl Cluster {
                 break;
             }
         }
+        *last = Some(Instant::now());
         let Some(newest) = newest else {
             return Err(refused.unwrap_or_else(|| unavailable("there is no node".into())));
         };
@@ -226,7 +263,6 @@ impl Cluster {
             state.slots = newest.slots;
             state.nodes.retain(|address, _| masters.contains(address));
         }
-        *last = Some(Instant::now());
         if !known.is_empty() && known.iter().any(|known| !masters.contains(known)) {
             tracing::warn!(?known, ?masters, "the masters of the cluster are others");
             // What the one that is gone would have told us, we do not hear.

@@ -9,6 +9,7 @@ use redis::{
     Client, Cmd, ErrorKind, FromRedisValue, Pipeline, RedisError, RedisResult, RedisWrite, Script,
     ServerErrorKind, Value,
 };
+use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
 
 use super::layout::{KEYS, WAKE, is_lock_field, is_our_field, write_keys};
@@ -25,6 +26,9 @@ const LOOK_TIME: Duration = Duration::from_secs(5);
 
 /// So many steps wait for replicas at a time, each on a connection of its own.
 const SYNCING: usize = 8;
+
+/// The same for renewals, which go together.
+const RENEWING: usize = 4;
 
 /// No owner is so long that its field could be longer.
 const LONGEST_FIELD: usize = 1024;
@@ -64,19 +68,22 @@ pub(in crate::backend) struct Commands {
     link: Link,
     idle: Mutex<Vec<Link>>,
     syncing: Semaphore,
+    renewing: Semaphore,
     /// Scripts that the server had once.
     loaded: Mutex<HashSet<String>>,
 }
 
 impl Commands {
-    pub(super) fn to(origin: Origin) -> Self {
-        let (idle, syncing) = (Mutex::default(), Semaphore::new(SYNCING));
-        Self { link: Link::to(origin), idle, syncing, loaded: Mutex::default() }
+    /// Connections are made in that runtime.
+    pub(super) fn to(origin: Origin, runtime: Handle) -> Self {
+        let (idle, loaded) = (Mutex::default(), Mutex::default());
+        let [syncing, renewing] = [Semaphore::new(SYNCING), Semaphore::new(RENEWING)];
+        Self { link: Link::to(origin, runtime), idle, syncing, renewing, loaded }
     }
 
     /// Always to the same server.
-    pub(in crate::backend) fn to_one(client: Client) -> Self {
-        Self::to(Origin::Fixed(Box::new(client)))
+    pub(in crate::backend) fn to_one(client: Client, runtime: Handle) -> Self {
+        Self::to(Origin::Fixed(Box::new(client)), runtime)
     }
 
     /// Connects, if that has not been done yet.
@@ -101,17 +108,21 @@ impl Commands {
         &self,
         run: Run<'_>,
     ) -> Result<(T, Option<Shortfall>)> {
-        if run.acknowledged.is_none() {
+        let Some((replicas, time)) = run.acknowledged else {
             return Self::invoke_on(&self.link, run, COMMAND_TIME).await;
-        }
+        };
         // The server needs its time for the replicas, besides ours.
-        let time = COMMAND_TIME + run.acknowledged.map(|(_, time)| time).unwrap_or_default();
+        let time = COMMAND_TIME + time;
+        let permits = if replicas.of_renewal { &self.renewing } else { &self.syncing };
+        // Never closed. Its own time: who has waited for long must not have none left to connect.
+        let Ok(_permit) = tokio::time::timeout(time, permits.acquire()).await else {
+            return Err(unanswered(time));
+        };
         let invoked = async {
             self.load(run.script).await?;
-            // Never closed.
-            let _permit = self.syncing.acquire().await;
             let link = self.idle.lock().pop();
-            let link = link.unwrap_or_else(|| Link::to(self.link.origin.clone()));
+            let link = link
+                .unwrap_or_else(|| Link::to(self.link.origin.clone(), self.link.runtime.clone()));
             let answer = Self::invoke_on(&link, run, time).await;
             // One on which something is still under way is dropped, and closed by that.
             self.idle.lock().push(link);
@@ -151,9 +162,12 @@ impl Commands {
                 }
                 answer => answer,
             };
+            // A master that was replaced meanwhile may grant what the new one grants to others.
+            if answer.is_ok() && !link.is_right(&open) {
+                return Err(demotion());
+            }
             answer.map_err(|error| {
-                let demoted = error.kind() == ErrorKind::Server(ServerErrorKind::ReadOnly)
-                    && link.origin.may_move();
+                let demoted = says(&error, "READONLY") && link.origin.may_move();
                 if demoted || error.is_unrecoverable_error() {
                     link.forget(open.number);
                 }
@@ -280,14 +294,20 @@ async fn send<T: FromRedisValue>(
     let mut answers = answers.into_iter().skip(usize::from(run.asking));
     let missing = || RedisError::from((ErrorKind::Parse, "an answer is missing"));
     let answer = answers.next().ok_or_else(missing)??;
-    let shortfall = match run.acknowledged {
-        Some((replicas, _)) => replicas.shortfall(&answers.next().ok_or_else(missing)??),
-        None => None,
+    let Some((replicas, time)) = run.acknowledged else {
+        return Ok((redis::from_redis_value(answer)?, None));
     };
-    Ok((redis::from_redis_value(answer)?, shortfall))
+    let reached = match answers.next().ok_or_else(missing)? {
+        // Another server than the one that said what it can do: a new master, without that file.
+        Err(error) if error.code() == Some("ERR") => {
+            replicas.in_memory().command(time).query_async(connection).await?
+        }
+        reached => reached?,
+    };
+    Ok((redis::from_redis_value(answer)?, replicas.shortfall(&reached)))
 }
 
-fn unanswered(time: Duration) -> Error {
+pub(super) fn unanswered(time: Duration) -> Error {
     let context = format!("no answer within {time:?}");
     Error::Unavailable { backend: "redis", context, source: None }
 }
@@ -304,12 +324,22 @@ pub(super) fn cause(error: &Error) -> Option<&RedisError> {
     source.as_ref().and_then(|source| source.downcast_ref::<RedisError>())
 }
 
+/// Whether the server says this. What a script met stands behind other words before Redis 7.
+fn says(error: &RedisError, code: &str) -> bool {
+    let behind = |detail: &str| detail.contains(&format!("-{code} "));
+    error.code() == Some(code) || error.detail().is_some_and(behind)
+}
+
 /// Whether an error may pass by itself: then the same request is sent again.
 pub(in crate::backend) fn may_pass(error: &Error) -> bool {
     let Some(error) = cause(error) else { return matches!(error, Error::Unavailable { .. }) };
     error.is_io_error()
         || error.is_timeout()
         || error.is_connection_dropped()
+        // Too few replicas (min-replicas-to-write), as right after a fail-over; or a server that was
+        // demoted while it waited for them.
+        || says(error, "NOREPLICAS")
+        || says(error, "UNBLOCKED")
         || matches!(
             error.kind(),
             ErrorKind::Server(

@@ -105,7 +105,7 @@ impl Hold for RedisHold {
         let renew = &self.server.scripts.renew;
         let (words, time) = ([&*millis(ttl), &number.to_string()], renewal_time(ttl));
         let answer: Answered<Vec<Value>> =
-            self.server.run_acknowledged(renew, &self.lock, self.id, &words, time).await?;
+            self.server.run_renewal(renew, &self.lock, self.id, &words, time).await?;
         match (Self::cause(&answer.value), answer.shortfall) {
             (Some(cause), _) => Ok(Renewal::Lost(cause)),
             // Another server would let it end earlier than we think.

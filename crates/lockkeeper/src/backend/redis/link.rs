@@ -9,10 +9,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use parking_lot::Mutex;
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, Client, RedisResult};
+use tokio::runtime::Handle;
 
-use super::commands::{COMMAND_TIME, failed};
+use super::commands::{COMMAND_TIME, failed, unanswered};
 use super::sentinel::Sentinels;
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 /// Where a server is to be found.
 #[derive(Clone)]
@@ -75,41 +76,54 @@ pub(super) struct Open {
     moves: u64,
 }
 
+/// How many were made.
+static COUNT: AtomicU64 = AtomicU64::new(0);
+
 /// A connection that is made when it is needed.
 pub(super) struct Link {
     pub(super) origin: Origin,
-    open: Mutex<Option<Open>>,
-    opening: tokio::sync::Mutex<()>,
-    /// How many were made.
-    count: AtomicU64,
+    /// Where connections are made, and live.
+    pub(super) runtime: Handle,
+    open: Arc<Mutex<Option<Open>>>,
+    opening: Arc<tokio::sync::Mutex<()>>,
 }
 
 impl Link {
-    pub(super) fn to(origin: Origin) -> Self {
-        let (open, opening) = (Mutex::default(), tokio::sync::Mutex::default());
-        Self { origin, open, opening, count: AtomicU64::new(0) }
+    pub(super) fn to(origin: Origin, runtime: Handle) -> Self {
+        Self { origin, runtime, open: Arc::default(), opening: Arc::default() }
     }
 
     fn current(&self) -> Option<Open> {
         let open = self.open.lock().clone()?;
-        (open.moves == self.origin.moves()).then_some(open)
+        self.is_right(&open).then_some(open)
     }
 
     /// The connection; one is made, by one task for all, where there is none.
+    ///
+    /// That task goes on when the caller gives up. Whoever is next has waited almost as long as that
+    /// one, and so has everybody behind him: none of them would have the time to connect.
     pub(super) async fn connection(&self) -> Result<Open> {
         if let Some(open) = self.current() {
             return Ok(open);
         }
-        let _alone = self.opening.lock().await;
+        let alone = Arc::clone(&self.opening).lock_owned().await;
         if let Some(open) = self.current() {
             return Ok(open);
         }
-        let (client, moves) = self.origin.find().await?;
-        let connection = open(&client).await.map_err(|error| failed("connecting", error))?;
-        let number = self.count.fetch_add(1, Ordering::Relaxed);
-        let open = Open { connection, number, moves };
-        *self.open.lock() = Some(open.clone());
-        Ok(open)
+        let (origin, opened) = (self.origin.clone(), Arc::clone(&self.open));
+        let connecting = self.runtime.spawn(async move {
+            let _alone = alone;
+            let connecting = tokio::time::timeout(2 * COMMAND_TIME, connect(&origin)).await;
+            let open = connecting.unwrap_or_else(|_| Err(unanswered(2 * COMMAND_TIME)))?;
+            *opened.lock() = Some(open.clone());
+            Ok(open)
+        });
+        connecting.await.unwrap_or(Err(Error::ShutDown))
+    }
+
+    /// Whether that is still a connection to the right server, as far as is known.
+    pub(super) fn is_right(&self, open: &Open) -> bool {
+        open.moves == self.origin.moves()
     }
 
     /// That connection is of no use any more.
@@ -119,4 +133,10 @@ impl Link {
             *open = None;
         }
     }
+}
+
+async fn connect(origin: &Origin) -> Result<Open> {
+    let (client, moves) = origin.find().await?;
+    let connection = open(&client).await.map_err(|error| failed("connecting", error))?;
+    Ok(Open { connection, number: COUNT.fetch_add(1, Ordering::Relaxed), moves })
 }

@@ -42,7 +42,7 @@ impl Node {
         requests: &Arc<Register>,
         sharded: bool,
     ) -> Result<Arc<Self>> {
-        let commands = Commands::to(origin.clone());
+        let commands = Commands::to(origin.clone(), requests.runtime().clone());
         commands.connect().await?;
         let party = format!("{:016x}", owner::random());
         let listener = Listener::start(origin, &party, Arc::clone(requests), sharded).await?;

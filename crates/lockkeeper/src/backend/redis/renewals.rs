@@ -79,7 +79,7 @@ async fn send(server: &Server, due: Vec<Due>) {
         command.write_arg_fmt(ttl.as_millis());
     }
     let ttl = due.iter().map(|due| due.ttl).min().unwrap_or_default();
-    let acknowledged = server.acknowledged(renewal_time(ttl));
+    let acknowledged = server.renewed(renewal_time(ttl));
     let lock = due.first().map(|due| due.lock.clone()).unwrap_or_default();
     let step = |_: &str| command.clone();
     let answers = server.nodes.invoke(&lock, script, step, acknowledged).await;

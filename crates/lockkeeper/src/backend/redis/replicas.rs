@@ -30,6 +30,8 @@ enum Question {
 pub(super) struct Replicas {
     pub(super) wanted: u32,
     question: Question,
+    /// Renewals do not stand behind grants, of which there may be many.
+    pub(super) of_renewal: bool,
 }
 
 /// Fewer replicas than wanted have it.
@@ -47,7 +49,11 @@ impl Replicas {
         }
         // A server that has no such command says nothing about it; one that does not let us look is
         // asked in the way that every server understands.
-        let known: Value = commands.query(redis::cmd("COMMAND").arg("INFO").arg("WAITAOF")).await?;
+        let known = match commands.query(redis::cmd("COMMAND").arg("INFO").arg("WAITAOF")).await {
+            Ok(known) => known,
+            Err(error) if super::commands::may_pass(&error) => return Err(error),
+            Err(_) => Value::Nil,
+        };
         let mut settings = redis::cmd("CONFIG");
         settings.arg("GET").arg("append*");
         let settings: Vec<String> = match commands.query(&settings).await {
@@ -55,7 +61,17 @@ impl Replicas {
             Err(error) if super::commands::may_pass(&error) => return Err(error),
             Err(_) => Vec::new(),
         };
-        Ok(Some(Self { wanted, question: question(&known, &settings) }))
+        Ok(Some(Self { wanted, question: question(&known, &settings), of_renewal: false }))
+    }
+
+    /// The same for a renewal.
+    pub(super) fn of_renewal(self) -> Self {
+        Self { of_renewal: true, ..self }
+    }
+
+    /// Asked in the way that every server understands.
+    pub(super) fn in_memory(self) -> Self {
+        Self { question: Question::Wait, ..self }
     }
 
     /// The command that asks, for at most so long.
@@ -140,11 +156,11 @@ mod tests {
 
     #[test]
     fn what_is_missing_is_counted() {
-        let wait = Replicas { wanted: 2, question: Question::Wait };
+        let wait = Replicas { wanted: 2, question: Question::Wait, of_renewal: false };
         assert_eq!(wait.shortfall(&Value::Int(2)), None);
         let one = Some(Shortfall { wanted: 2, reached: 1 });
         assert_eq!(wait.shortfall(&Value::Int(1)), one);
-        let aof = Replicas { wanted: 2, question: Question::WaitAof };
+        let aof = Replicas { wanted: 2, question: Question::WaitAof, of_renewal: false };
         let answer = |local, replicas| Value::Array(vec![Value::Int(local), Value::Int(replicas)]);
         assert_eq!(aof.shortfall(&answer(1, 2)), None);
         assert_eq!(aof.shortfall(&answer(1, 1)), one);
@@ -154,7 +170,7 @@ mod tests {
 
     #[test]
     fn a_server_never_waits_for_ever() {
-        let wait = Replicas { wanted: 1, question: Question::Wait };
+        let wait = Replicas { wanted: 1, question: Question::Wait, of_renewal: false };
         let packed = wait.command(Duration::ZERO).get_packed_command();
         assert!(packed.ends_with(b"$1\r\n1\r\n"));
         assert_eq!(grant_time(Instant::now()), Duration::ZERO);

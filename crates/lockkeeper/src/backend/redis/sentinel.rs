@@ -12,7 +12,7 @@ use futures_util::stream::FuturesUnordered;
 use redis::{Client, RedisResult, Value};
 use tokio::sync::watch;
 
-use super::commands::failed;
+use super::commands::{COMMAND_TIME, failed};
 use super::connect::Door;
 use super::link::open;
 use crate::error::{Error, Result};
@@ -31,10 +31,11 @@ pub(super) struct Sentinels {
     known: watch::Sender<Known>,
 }
 
-/// Where the master is, and how often it has been elsewhere before.
+/// Where the master is, since which epoch, and how often it has been elsewhere before.
 #[derive(Clone, Debug, Default)]
 struct Known {
     address: String,
+    epoch: u64,
     moves: u64,
 }
 
@@ -66,24 +67,31 @@ impl Sentinels {
 
     /// The master, which says so itself, and how often it was another one before.
     pub(super) async fn find(&self) -> Result<(Client, u64)> {
-        let address = self.ask_all().await?;
+        let before = self.moves();
+        let Said { epoch, address } = self.ask_all().await?;
         let client = self.door.to(&address)?;
-        check_role(&client, &address).await?;
+        let checking = tokio::time::timeout(COMMAND_TIME, check_role(&client, &address)).await;
+        checking.unwrap_or_else(|_| Err(unavailable(format!("{address} does not answer"))))?;
+        let mut found = None;
         self.known.send_if_modified(|known| {
-            if known.address == address {
+            // Somebody else has heard of a newer one while we asked.
+            if known.moves != before && epoch < known.epoch {
                 return false;
             }
-            if !known.address.is_empty() {
+            let moved = known.address != address;
+            if moved && !known.address.is_empty() {
                 tracing::warn!(from = known.address, to = address, "the master is another one");
             }
-            *known = Known { address, moves: known.moves + 1 };
-            true
+            *known = Known { address, epoch, moves: known.moves + u64::from(moved) };
+            found = Some(known.moves);
+            moved
         });
-        Ok((client, self.moves()))
+        let moves = found.ok_or_else(|| unavailable("the master is another one by now".into()))?;
+        Ok((client, moves))
     }
 
     /// Where the master is, by what the sentinels say.
-    async fn ask_all(&self) -> Result<String> {
+    async fn ask_all(&self) -> Result<Said> {
         let asked = self.sentinels.iter().map(|sentinel| self.ask(sentinel));
         let mut asked: FuturesUnordered<_> = asked.collect();
         let (mut said, mut refused) = (Vec::new(), None);
@@ -93,8 +101,14 @@ impl Sentinels {
                 Err(error) => refused = Some(error),
             }
         }
+        let (answers, known) = (said.len(), self.known.borrow().epoch);
         match newest(said) {
-            Some(said) => Ok(said.address),
+            // Who was cut off knows less than we do already. Unless most of them say so: then they were
+            // set up anew.
+            Some(said) if said.epoch < known && 2 * answers <= self.sentinels.len() => {
+                Err(unavailable("the sentinels that answer know an old master only".into()))
+            }
+            Some(said) => Ok(said),
             None => Err(refused.unwrap_or_else(|| unavailable("there is no sentinel".into()))),
         }
     }
@@ -116,12 +130,15 @@ impl Sentinels {
         let asking = format!("asking sentinel {sentinel}");
         let explain = |error| failed(&asking, error);
         let mut connection = open(&client).await.map_err(explain)?;
-        // The first knows during a fail-over already who will be the master, the second the epoch.
-        let mut ask = async |what: &str| -> RedisResult<Value> {
-            redis::cmd("SENTINEL").arg(what).arg(&self.master).query_async(&mut connection).await
-        };
-        let address = ask("GET-MASTER-ADDR-BY-NAME").await.map_err(explain)?;
-        match ask("MASTER").await {
+        // The first knows during a fail-over already who will be the master, the second the epoch. Both
+        // at once, so that the old one does not come with the new epoch.
+        let mut ask = redis::pipe();
+        ask.cmd("SENTINEL").arg("GET-MASTER-ADDR-BY-NAME").arg(&self.master);
+        ask.cmd("SENTINEL").arg("MASTER").arg(&self.master);
+        let said: (RedisResult<Value>, RedisResult<Value>) =
+            ask.ignore_errors().query_async(&mut connection).await.map_err(explain)?;
+        let address = said.0.map_err(explain)?;
+        match said.1 {
             Err(error) if error.to_string().contains("No such master") => {
                 let master = &self.master;
                 Err(Error::Config(format!("sentinel {sentinel} knows no master called {master:?}")))
@@ -139,9 +156,9 @@ async fn look_now_and_then(sentinels: Weak<Sentinels>) {
         tokio::time::sleep(LOOK).await;
         let Some(sentinels) = sentinels.upgrade() else { return };
         let known = sentinels.known.borrow().address.clone();
-        if let Ok(address) = sentinels.ask_all().await
+        if let Ok(said) = sentinels.ask_all().await
             && !known.is_empty()
-            && address != known
+            && said.address != known
             && let Err(error) = sentinels.find().await
         {
             tracing::debug!(%error, "there is another master, and it is not ready");

@@ -39,8 +39,8 @@ impl Server {
         Ok(self.nodes.invoke(lock, script, step, None).await?.value)
     }
 
-    /// The same, and it counts only if the replicas have it that must.
-    pub(super) async fn run_acknowledged<T: FromRedisValue>(
+    /// The same for a renewal: it counts only if the replicas have it that must.
+    pub(super) async fn run_renewal<T: FromRedisValue>(
         &self,
         script: &Script,
         lock: &str,
@@ -49,12 +49,17 @@ impl Server {
         time: Duration,
     ) -> Result<Answered<T>> {
         let step = |_: &str| step(script, lock, id, arguments);
-        self.nodes.invoke(lock, script, step, self.acknowledged(time)).await
+        self.nodes.invoke(lock, script, step, self.renewed(time)).await
     }
 
     /// Who must have a step, and how long to wait for them.
     pub(super) fn acknowledged(&self, time: Duration) -> Option<(Replicas, Duration)> {
         self.replicas.map(|replicas| (replicas, time))
+    }
+
+    /// The same for a renewal.
+    pub(super) fn renewed(&self, time: Duration) -> Option<(Replicas, Duration)> {
+        self.replicas.map(|replicas| (replicas.of_renewal(), time))
     }
 }
 

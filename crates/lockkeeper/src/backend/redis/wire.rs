@@ -5,6 +5,7 @@
 //! server may send of its own accord (RESP3).
 
 use futures_util::StreamExt;
+use futures_util::future::try_join_all;
 use redis::aio::{MultiplexedConnection, PubSubSink, PubSubStream};
 use redis::{
     Client, ErrorKind, Msg, ProtocolVersion, PushInfo, PushKind, RedisError, RedisResult, Value,
@@ -16,7 +17,8 @@ use super::link::config;
 /// The connection.
 pub(super) enum Wire {
     Plain(PubSubSink, PubSubStream),
-    Sharded(MultiplexedConnection, mpsc::UnboundedReceiver<PushInfo>),
+    /// And the channels that we left ourselves: the server says it in the same words when it leaves us.
+    Sharded(MultiplexedConnection, mpsc::UnboundedReceiver<PushInfo>, Vec<String>),
 }
 
 /// What came.
@@ -47,7 +49,7 @@ impl Wire {
             let (sender, pushes) = mpsc::unbounded_channel();
             let config = config().set_push_sender(sender);
             let connecting = client.get_multiplexed_async_connection_with_config(&config);
-            Self::Sharded(connecting.await?, pushes)
+            Self::Sharded(connecting.await?, pushes, Vec::new())
         } else {
             let (sink, stream) = client.get_async_pubsub().await?.split();
             Self::Plain(sink, stream)
@@ -56,11 +58,14 @@ impl Wire {
         match &mut wire {
             Self::Plain(sink, _) if !wanted.is_empty() => sink.subscribe(wanted).await?,
             Self::Plain(..) => {}
-            // They may be in several slots, and each command must keep to one.
-            Self::Sharded(..) => {
-                for channel in wanted {
-                    wire.subscribe(channel).await?;
-                }
+            // They may be in several slots, and each command must keep to one. All at once: one after
+            // the other, many would take longer than we wait for a connection.
+            Self::Sharded(connection, ..) => {
+                let subscribe = |channel: &String| {
+                    let (mut connection, channel) = (connection.clone(), channel.clone());
+                    async move { self::sharded("SSUBSCRIBE", &channel, &mut connection).await }
+                };
+                try_join_all(wanted.iter().map(subscribe)).await?;
             }
         }
         Ok(wire)
@@ -70,7 +75,7 @@ impl Wire {
     pub(super) async fn subscribe_own(&mut self, own: &str) -> RedisResult<()> {
         match self {
             Self::Plain(sink, _) => sink.subscribe(own).await,
-            Self::Sharded(connection, _) => connection.subscribe(own).await,
+            Self::Sharded(connection, ..) => connection.subscribe(own).await,
         }
     }
 
@@ -78,14 +83,21 @@ impl Wire {
     pub(super) async fn subscribe(&mut self, channel: &str) -> RedisResult<()> {
         match self {
             Self::Plain(sink, _) => sink.subscribe(channel).await,
-            Self::Sharded(connection, _) => sharded("SSUBSCRIBE", channel, connection).await,
+            Self::Sharded(connection, ..) => {
+                sharded("SSUBSCRIBE", channel, connection).await.map(|_| ())
+            }
         }
     }
 
     pub(super) async fn unsubscribe(&mut self, channel: &str) -> RedisResult<()> {
         match self {
             Self::Plain(sink, _) => sink.unsubscribe(channel).await,
-            Self::Sharded(connection, _) => sharded("SUNSUBSCRIBE", channel, connection).await,
+            Self::Sharded(connection, _, left) => {
+                if sharded("SUNSUBSCRIBE", channel, connection).await? {
+                    left.push(channel.to_owned());
+                }
+                Ok(())
+            }
         }
     }
 
@@ -95,22 +107,32 @@ impl Wire {
             Self::Plain(_, stream) => {
                 stream.next().await.map_or(Heard::End, |message| read(&message))
             }
-            Self::Sharded(_, pushes) => pushes.recv().await.map_or(Heard::End, pushed),
+            Self::Sharded(_, pushes, left) => {
+                let heard = pushes.recv().await.map_or(Heard::End, pushed);
+                if let Heard::Silenced(channel) = &heard
+                    && let Some(at) = left.iter().position(|left| left == channel)
+                {
+                    left.swap_remove(at);
+                    return Heard::Other;
+                }
+                heard
+            }
         }
     }
 }
 
-/// A server that does not have the slot says so: it is not the connection's fault.
+/// Whether the server has done it. One that does not have the slot says so: it is not the connection's
+/// fault.
 async fn sharded(
     command: &str,
     channel: &str,
     connection: &mut MultiplexedConnection,
-) -> RedisResult<()> {
+) -> RedisResult<bool> {
     let answer: Result<Value, RedisError> =
         redis::cmd(command).arg(channel).query_async(connection).await;
     match answer {
         Err(error) if !matches!(error.kind(), ErrorKind::Server(_)) => Err(error),
-        _ => Ok(()),
+        answer => Ok(answer.is_ok()),
     }
 }
 

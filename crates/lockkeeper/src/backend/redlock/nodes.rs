@@ -87,7 +87,7 @@ impl Nodes {
             let address = address.rsplit_once("//").map_or(address, |(_, rest)| rest);
             let address = address.split('/').next().unwrap_or_default().to_owned();
             let client = connect::client(url, &options.tls, &format!("redis://{address}"))?;
-            let commands = Commands::to_one(client.clone());
+            let commands = Commands::to_one(client.clone(), requests.runtime().clone());
             let listener = Listener::start_later(client, &party, Arc::clone(&requests));
             Ok(Link { address, commands, _listener: listener })
         };
