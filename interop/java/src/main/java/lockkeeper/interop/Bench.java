@@ -15,7 +15,6 @@ import org.redisson.RedissonRedLock;
 import org.redisson.api.RLock;
 import org.redisson.api.RedissonClient;
 import org.redisson.config.Config;
-import org.redisson.config.SingleServerConfig;
 
 /**
  * Turns with Redisson, timed. {@code ../README.md} has the protocol of the bench programs.
@@ -70,11 +69,7 @@ public final class Bench {
         List<RedissonClient> connected = new ArrayList<>();
         for (String url : urls) {
             Config config = new Config().setLockWatchdogTimeout(lease);
-            SingleServerConfig server = config.useSingleServer().setAddress(url);
-            if (urls.length > 1) {
-                // With Redisson's own, a server that hangs takes longer than a RedLock waits for all.
-                server.setTimeout(1000).setRetryAttempts(0);
-            }
+            config.useSingleServer().setAddress(url);
             settings.accept(config);
             connected.add(Redisson.create(config));
         }
