@@ -2,7 +2,8 @@
 /*
  * Turns with node-redlock, timed. ../README.md has the protocol of the bench programs.
  *
- * Arguments: the URL of one Redis server, the library, and the lease in milliseconds.
+ * Arguments: the URL of the Redis server, or of several (RedLock) separated by commas, the library, and
+ * the lease in milliseconds.
  */
 const path = require("node:path");
 const readline = require("node:readline");
@@ -15,14 +16,15 @@ const built = createRequire(path.join(target, "package.json"));
 const Redis = built("ioredis");
 const { default: Redlock, ExecutionError } = built("redlock");
 
-const [url, library, lease] = [process.argv[2], process.argv[3], Number(process.argv[4])];
+const [, , servers, library, milliseconds] = process.argv;
+const [urls, lease] = [servers.split(","), Number(milliseconds)];
 const now = () => process.hrtime.bigint();
 
 /** One client, with the library's own way to wait: ten tries, 200 ms and some jitter apart. */
 async function connect() {
-  const client = new Redis(url);
-  await client.ping();
-  const redlock = new Redlock([client]);
+  const connections = urls.map((url) => new Redis(url));
+  await Promise.all(connections.map((connection) => connection.ping()));
+  const redlock = new Redlock(connections);
   redlock.on("error", () => {});
   return redlock;
 }

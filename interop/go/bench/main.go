@@ -1,6 +1,7 @@
 // Turns with redsync, timed. ../../README.md has the protocol of the bench programs.
 //
-// Arguments: the URL of one Redis server, the library, and the lease in milliseconds.
+// Arguments: the URL of the Redis server, or of several (RedLock) separated by commas, the library, and
+// the lease in milliseconds.
 package main
 
 import (
@@ -16,6 +17,7 @@ import (
 	"time"
 
 	"github.com/go-redsync/redsync/v4"
+	redsyncredis "github.com/go-redsync/redsync/v4/redis"
 	"github.com/go-redsync/redsync/v4/redis/goredis/v9"
 	"github.com/redis/go-redis/v9"
 	"golang.org/x/sys/unix"
@@ -41,12 +43,17 @@ func number(text string) int64 {
 	return value
 }
 
-func connect(url string) *redsync.Redsync {
-	options, err := redis.ParseURL(url)
-	must(err)
-	client := redis.NewClient(options)
-	must(client.Ping(context.Background()).Err())
-	return redsync.New(goredis.NewPool(client))
+// A pool for each server, with the time-outs that go-redis has.
+func connect(urls string) *redsync.Redsync {
+	var pools []redsyncredis.Pool
+	for url := range strings.SplitSeq(urls, ",") {
+		options, err := redis.ParseURL(url)
+		must(err)
+		client := redis.NewClient(options)
+		must(client.Ping(context.Background()).Err())
+		pools = append(pools, goredis.NewPool(client))
+	}
+	return redsync.New(pools...)
 }
 
 type turn struct{ task, asked, granted, done int64 }
@@ -118,8 +125,8 @@ func version(path string) string {
 }
 
 func main() {
-	url, library, lease := os.Args[1], os.Args[2], time.Duration(number(os.Args[3]))*time.Millisecond
-	clients := []*redsync.Redsync{connect(url)}
+	urls, library, lease := os.Args[1], os.Args[2], time.Duration(number(os.Args[3]))*time.Millisecond
+	clients := []*redsync.Redsync{connect(urls)}
 	fmt.Printf("@ ok %s %s on go-redis %s\n", library,
 		version("github.com/go-redsync/redsync/v4"), version("github.com/redis/go-redis/v9"))
 	lines := bufio.NewScanner(os.Stdin)
@@ -130,7 +137,7 @@ func main() {
 		case "connect":
 			clients = nil
 			for range number(words[1]) {
-				clients = append(clients, connect(url))
+				clients = append(clients, connect(urls))
 			}
 		case "turns":
 			answer = takeTurns(clients, words[1:], lease)

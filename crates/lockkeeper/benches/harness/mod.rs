@@ -63,7 +63,7 @@ pub(crate) struct Plan {
     rows: Vec<u8>,
     only: Vec<String>,
     /// How often each contender gets its turn in a row.
-    rounds: usize,
+    pub(crate) rounds: usize,
     pub(crate) warm_up: Duration,
     window: Duration,
     /// For processes that compete: long waits are to be seen.
@@ -117,11 +117,16 @@ impl Plan {
         all.filter(|one| is_measured && one.rows.contains(&row)).filter(wanted).collect()
     }
 
-    /// A book to write into, for a server that runs as this process.
-    pub(crate) fn book(&self, server: Arc<dyn Server>, pid: u32) -> Book {
+    /// Lets a server that runs as this process have the first processor and no other.
+    pub(crate) fn keep(&self, pid: u32) {
         if let Some(processors) = &self.processors {
             processors.keep(pid);
         }
+    }
+
+    /// A book to write into, for a server that runs as this process.
+    pub(crate) fn book(&self, server: Arc<dyn Server>, pid: u32) -> Book {
+        self.keep(pid);
         Book::new(self.bench.contenders, server, Weather::new(self.patience))
     }
 }

@@ -22,6 +22,11 @@ pub(crate) trait Library: Sized + Send + Sync + 'static {
     /// The crate behind one of them.
     fn package(library: &str) -> &'static str;
 
+    /// How Lockkeeper is told where the server is, if not as all others are.
+    fn our_url(url: &str) -> String {
+        url.to_owned()
+    }
+
     fn connect(url: &str, library: &str, lease: Duration) -> impl Future<Output = Self>;
 
     /// A name, as one task wants it.
@@ -97,7 +102,10 @@ enum Client<L> {
 impl<L: Library> Client<L> {
     async fn connect(url: &str, library: &str, lease: Duration) -> Self {
         match library {
-            "lockkeeper" => Self::Lockkeeper(Locks::connect(url).await.unwrap().ttl(lease)),
+            "lockkeeper" => {
+                let locks = Locks::connect(&L::our_url(url)).await.unwrap();
+                Self::Lockkeeper(locks.ttl(lease))
+            }
             _ => Self::Other(L::connect(url, library, lease).await),
         }
     }

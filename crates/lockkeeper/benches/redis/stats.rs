@@ -29,7 +29,7 @@ const ENOUGH: u64 = 100;
 
 /// A connection to look at the server with.
 pub(crate) struct Stats {
-    connection: MultiplexedConnection,
+    pub(crate) connection: MultiplexedConnection,
     address: SocketAddr,
 }
 
@@ -92,6 +92,7 @@ impl Server for Stats {
         let mut connection = self.connection.clone();
         redis::cmd("FLUSHALL").exec_async(&mut connection).await.unwrap();
     }
+
     fn pairs(&self, counts: Counts, _pairs: f64, note: Note<'_>) {
         note(OWN_SCRIPT, counts[SCRIPT_TIME] as f64 / counts[SCRIPTS].max(1) as f64);
     }

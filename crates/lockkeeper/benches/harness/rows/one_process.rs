@@ -39,6 +39,11 @@ impl Seen {
     fn per_turn(&self, seconds: f64) -> f64 {
         seconds * 1e6 / self.ended.count.max(1) as f64
     }
+
+    /// How long each turn took, in ns.
+    fn times(&self) -> Vec<u64> {
+        self.ended.turns.iter().map(|turn| turn.done - turn.asked).collect()
+    }
 }
 
 pub(super) async fn measure(plan: &Plan, url: &str, book: &mut Book) {
@@ -69,7 +74,7 @@ pub(super) async fn measure(plan: &Plan, url: &str, book: &mut Book) {
                 let Some(process) = processes.get_mut(one.id) else { continue };
                 book.say(&format!("row {row}, round {round}: {}", one.name));
                 match see(process, book, shape(row), (plan.warm_up, plan.window)).await {
-                    Ok(seen) => note(row, one, seen, book),
+                    Ok(seen) => note(row, one, &seen, book),
                     Err(what) => {
                         processes.remove(one.id);
                         book.fault(one, row, &what);
@@ -77,6 +82,31 @@ pub(super) async fn measure(plan: &Plan, url: &str, book: &mut Book) {
                 }
             }
         }
+    }
+}
+
+/// Starts a contender as for row 1, as fast as it gets; `None`: it cannot be.
+pub(crate) async fn start_alone(
+    plan: &Plan,
+    url: &str,
+    (one, row): (&Contender, u8),
+    book: &mut Book,
+) -> Option<Process> {
+    let mut process = start(plan, url, one, plan.processors.as_ref(), book).await?;
+    if one.compiles() {
+        book.say(&format!("row {row}: {} warms up", one.name));
+        let warm_up = warm(&mut process, 1, WarmUp::new(plan, WARM_UPS)).await;
+        book.warmed_up(one, row, &warm_up);
+    }
+    Some(process)
+}
+
+/// How long a pair takes that one task has for itself, in µs: the median.
+pub(crate) async fn pair(plan: &Plan, process: &mut Process, book: &mut Book) -> Result<f64> {
+    let seen = see(process, book, shape(1), (plan.warm_up, plan.window)).await?;
+    match seen.times().as_mut_slice() {
+        [] => Err(format!("no turn was done, {} calls failed", seen.ended.failed)),
+        times => Ok(percentile(times, 50)),
     }
 }
 
@@ -144,12 +174,11 @@ async fn see(
     }
 }
 
-fn note(row: u8, one: &Contender, mut seen: Seen, book: &mut Book) {
+fn note(row: u8, one: &Contender, seen: &Seen, book: &mut Book) {
     let rate = seen.ended.count as f64 / seen.seconds;
     match row {
         1 => {
-            let turns = seen.ended.turns.drain(..);
-            let mut times: Vec<u64> = turns.map(|turn| turn.done - turn.asked).collect();
+            let mut times = seen.times();
             book.note(PAIR_P50, one, percentile(&mut times, 50));
             book.note(PAIR_P99, one, percentile(&mut times, 99));
         }

@@ -9,7 +9,9 @@ import java.util.List;
 import java.util.concurrent.ExecutorService;
 import java.util.concurrent.Executors;
 import java.util.concurrent.atomic.AtomicLong;
+import java.util.function.Consumer;
 import org.redisson.Redisson;
+import org.redisson.RedissonRedLock;
 import org.redisson.api.RLock;
 import org.redisson.api.RedissonClient;
 import org.redisson.config.Config;
@@ -17,28 +19,27 @@ import org.redisson.config.Config;
 /**
  * Turns with Redisson, timed. {@code ../README.md} has the protocol of the bench programs.
  *
- * <p>Arguments: the URL of one Redis server, {@code redisson} or {@code redisson-fair}, and the lease
- * in milliseconds, which is the watchdog's time-out.
+ * <p>Arguments: the URL of the Redis server, or of several (RedLock) separated by commas, {@code redisson}
+ * or {@code redisson-fair}, and the lease in milliseconds, which is the watchdog's time-out.
  */
 public final class Bench {
     /** Threads that take the locks to be held: a lock belongs to the thread that took it. */
     private static final int HOLDERS = 16;
 
-    private final String url;
+    private final String[] urls;
     private final boolean fair;
     private final long lease;
-    private List<RedissonClient> clients;
+    /** Each with a connection to every server. */
+    private List<List<RedissonClient>> clients;
     private final List<RLock> held = new ArrayList<>();
     private final AtomicLong failed = new AtomicLong();
 
     private Bench(String[] args) {
-        url = args[0];
+        urls = args[0].split(",");
         fair = args[1].endsWith("fair");
         lease = Long.parseLong(args[2]);
         // One client is what a program has: Redisson's own settings.
-        Config config = new Config().setLockWatchdogTimeout(lease);
-        config.useSingleServer().setAddress(url);
-        clients = List.of(Redisson.create(config));
+        clients = List.of(connect(config -> {}));
     }
 
     public static void main(String[] args) throws Exception {
@@ -64,25 +65,37 @@ public final class Bench {
         }
     }
 
+    private List<RedissonClient> connect(Consumer<Config> settings) {
+        List<RedissonClient> connected = new ArrayList<>();
+        for (String url : urls) {
+            Config config = new Config().setLockWatchdogTimeout(lease);
+            config.useSingleServer().setAddress(url);
+            settings.accept(config);
+            connected.add(Redisson.create(config));
+        }
+        return connected;
+    }
+
     /** Many clients in one process: they share threads, and have no more connections than needed. */
     private void connect(int count) {
         EventLoopGroup loops = new NioEventLoopGroup(4);
         ExecutorService executor = Executors.newFixedThreadPool(16);
-        List<RedissonClient> connected = new ArrayList<>();
+        List<List<RedissonClient>> connected = new ArrayList<>();
         for (int i = 0; i < count; i++) {
-            Config config = new Config().setLockWatchdogTimeout(lease);
-            config.setEventLoopGroup(loops).setExecutor(executor);
-            config.useSingleServer().setAddress(url)
+            connected.add(connect(config -> config.setEventLoopGroup(loops).setExecutor(executor)
+                    .useSingleServer()
                     .setConnectionMinimumIdleSize(1).setConnectionPoolSize(2)
-                    .setSubscriptionConnectionMinimumIdleSize(1).setSubscriptionConnectionPoolSize(2);
-            connected.add(Redisson.create(config));
+                    .setSubscriptionConnectionMinimumIdleSize(1).setSubscriptionConnectionPoolSize(2)));
         }
         clients = connected;
     }
 
     private RLock lock(int client, String name) {
-        RedissonClient redisson = clients.get(client % clients.size());
-        return fair ? redisson.getFairLock(name) : redisson.getLock(name);
+        List<RLock> locks = new ArrayList<>();
+        for (RedissonClient redisson : clients.get(client % clients.size())) {
+            locks.add(fair ? redisson.getFairLock(name) : redisson.getLock(name));
+        }
+        return locks.size() == 1 ? locks.get(0) : new RedissonRedLock(locks.toArray(RLock[]::new));
     }
 
     private String turns(String[] words) throws InterruptedException {
