@@ -6,10 +6,11 @@ use std::time::Duration;
 
 use lockkeeper::clock::Instant;
 use lockkeeper::{Cause, Error, Locks, Name};
-use testkit::proxy::Proxy;
+use testkit::proxy::{Proxy, Way};
 use testkit::redlock::Nodes;
 use testkit::register::Register;
 use testkit::resp::Raw;
+use testkit::server::Server;
 use testkit::wait::{eventually, soon, within};
 
 const TTL: Duration = Duration::from_secs(4);
@@ -436,5 +437,120 @@ async fn alone_a_lock_costs_one_round_trip_and_a_release_another() {
     for (at, before) in before.into_iter().enumerate() {
         eventually("two steps each", async || steps(at).await >= before + 20).await;
         assert_eq!(steps(at).await, before + 20, "no second phase");
+    }
+}
+
+/// The network goes away for two seconds between the requests and their answers. What is found
+/// afterwards of the first attempt is about to be undone: it is not a hold.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_attempt_that_is_being_undone_is_not_taken_for_a_grant() {
+    let nodes = Nodes::start(3).await;
+    let (locks, proxies) = through(&nodes).await;
+    let other = nodes.connect().await;
+    let locks = locks.lease(LONG_TTL);
+    locks.mutex("x").lock().await.unwrap().release().await.unwrap();
+    eventually("free", async || copies(&nodes, "x").await == 0).await;
+    proxies.iter().for_each(|proxy| proxy.delay(Way::Down, Duration::from_millis(500)));
+    let mutex = locks.mutex("x");
+    let waiting = tokio::spawn(async move { mutex.lock().await });
+    eventually("taken", async || copies(&nodes, "x").await == 3).await;
+    proxies.iter().for_each(Proxy::cut);
+    // So long that whoever undoes it pauses, and the next attempt comes first.
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    proxies.iter().for_each(Proxy::pass);
+    let held = soon("granted", waiting).await.unwrap().unwrap();
+    // Longer than whoever undoes something pauses.
+    let until = Instant::now() + Duration::from_secs(3);
+    while Instant::now() < until {
+        assert!(other.mutex("x").try_lock().await.unwrap().is_none(), "two holders");
+    }
+    assert!(!held.is_lost());
+}
+
+/// It is never among the first who answer, and locks are granted without it all the time.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_that_forgot_is_noticed_while_the_others_grant() {
+    let mut nodes = Nodes::start(3).await;
+    let (locks, proxies) = through(&nodes).await;
+    let locks = locks.lease(Duration::from_secs(3));
+    locks.mutex("x").lock().await.unwrap().release().await.unwrap();
+    proxies[2].delay(Way::Down, Duration::from_millis(20));
+    tell(&nodes, 2, "FLUSHALL").await;
+    let node = Raw::connect(nodes.servers[2].address()).await;
+    let votes = async || {
+        locks.mutex("x").lock().await.unwrap().release().await.unwrap();
+        node.text("HGET lockkeeper_redlock_node:{} from").await.is_some()
+    };
+    eventually("noticed", votes).await;
+    // So that another one may go.
+    nodes.servers[0].kill();
+    soon("granted", locks.mutex("x").lock()).await.unwrap().release().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn whoever_waits_in_vain_for_a_held_lock_is_told_that_and_not_of_an_outage() {
+    let nodes = Nodes::start(3).await;
+    let (locks, proxies) = through(&nodes).await;
+    let other = nodes.connect().await;
+    proxies.iter().for_each(|proxy| proxy.delay(Way::Down, Duration::from_millis(30)));
+    let locks = locks.lease(LONG_TTL);
+    let (mut held, mut tasks) = (Vec::new(), Vec::new());
+    for number in 0..40_u64 {
+        let name = format!("x{number}");
+        held.push(other.mutex(&name).lock().await.unwrap());
+        let mutex = locks.mutex(&name);
+        // At any moment between two attempts.
+        let time = Duration::from_millis(1500 + number * 10);
+        tasks.push(tokio::spawn(async move { mutex.lock_timeout(time).await.map(|_| ()) }));
+    }
+    for task in tasks {
+        let error = task.await.unwrap().unwrap_err();
+        assert!(matches!(error, Error::Timeout { .. }), "{error}");
+    }
+}
+
+/// Held at two nodes, of which one is down: nobody else can have it, so it must be possible to evict.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lock_that_is_in_the_way_at_one_node_can_be_evicted() {
+    let mut nodes = Nodes::start(3).await;
+    let (locks, proxies) = through(&nodes).await;
+    proxies[2].cut();
+    let held = locks.lease(LONG_TTL).mutex("x").lock().await.unwrap();
+    nodes.servers[0].kill();
+    let other = nodes.connect().await;
+    assert!(other.mutex("x").try_lock().await.unwrap().is_none(), "held");
+    other.admin().evict(&name("x"), "test").await.unwrap();
+    let next = soon("granted", other.mutex("x").lock()).await.unwrap();
+    drop((held, next));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_release_that_a_slow_node_did_not_hear_is_sent_again() {
+    let nodes = Nodes::start(3).await;
+    let (locks, proxies) = through(&nodes).await;
+    let held = locks.lease(LONG_TTL).mutex("x").lock().await.unwrap();
+    eventually("everywhere", async || copies(&nodes, "x").await == 3).await;
+    proxies[2].freeze();
+    held.release().await.unwrap();
+    // What was under way is lost.
+    proxies[2].cut();
+    proxies[2].pass();
+    eventually("long before its lease ends", async || copies(&nodes, "x").await == 0).await;
+}
+
+/// Many wait, and there are no more nodes than it takes: they do not stand in each other's way for ever.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_who_wait_get_their_turn_with_every_node_and_with_just_enough() {
+    for (count, down) in [(3, 0), (3, 1), (4, 0), (5, 2)] {
+        let mut nodes = Nodes::start(count).await;
+        nodes.servers[..down].iter_mut().for_each(Server::kill);
+        let turns = (0..4).map(async |_| {
+            let locks = nodes.connect().await;
+            for _ in 0..20 {
+                locks.mutex("x").lock().await.unwrap().release().await.unwrap();
+            }
+        });
+        let what = format!("{count} nodes, {down} down");
+        soon(&what, futures_util::future::join_all(turns)).await;
     }
 }

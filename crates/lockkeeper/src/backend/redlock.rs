@@ -81,11 +81,13 @@
 //! library has the lock, which sends no message.
 
 mod admin;
+mod again;
 mod attend;
 mod hold;
 mod nodes;
 mod readmit;
 mod round;
+mod trying;
 mod votes;
 
 #[cfg(test)]
@@ -106,26 +108,25 @@ use async_trait::async_trait;
 use futures_util::{FutureExt, StreamExt};
 use redis::Value;
 
+use self::again::{Outage, absent_for, ask_again, between, time_for};
 use self::attend::{attend, look};
 use self::hold::RedLockHold;
-use self::nodes::{Answers, Looking, Nodes, owner_of, vote, why};
+use self::nodes::{Answers, Looking, Member, Nodes, owner_of, time_of_day, vote, why};
 use self::readmit::View;
 use self::round::{Decision, Round};
-use self::votes::{Absence, Vote, majority, node_time, valid_until};
-use super::redis::layout::{is_our_field, lock_key};
+use self::trying::Trying;
+use self::votes::{Vote, majority, node_time, valid_until};
+use super::redis::layout::lock_key;
 use super::{Admin, Backend, Capabilities, Hold, Latches, Patience, Request};
 use crate::clock::Instant;
 use crate::error::{Error, Result};
 use crate::loss::Loss;
-use crate::owner;
 use crate::token::{Token, TokenBlock};
 use crate::url::RedLockOptions;
 use crate::wait::pause;
 
 /// How long a waiter that does not ask again keeps its place.
 const WAITER_LEASE: Duration = Duration::from_secs(5);
-/// How long there may be no majority before a request gives up.
-const OUTAGE: Duration = Duration::from_secs(5);
 /// How long a lease may be that nobody remembers, unless the URL says more.
 const UNKNOWN_LEASE: Duration = Duration::from_secs(30);
 
@@ -193,7 +194,7 @@ impl RedLock {
         lock: &str,
         request: &Request,
         value: &str,
-        member: &str,
+        member: Member<'_>,
         first: u64,
     ) -> (Round, Decision, Instant, Answers) {
         let (nodes, ttl) = (&self.nodes, request.term.ttl());
@@ -202,7 +203,7 @@ impl RedLock {
         let start = Instant::now();
         let mut round = Round::new(nodes.links.len(), first);
         let tokens = (first, last(first));
-        let step = nodes.take((lock, value, request.id), ttl, tokens, (member, WAITER_LEASE));
+        let step = nodes.take((lock, value, request.id), ttl, tokens, member);
         let mut answers = nodes.ask_all(step);
         let hear = |round: &mut Round, node, answer| {
             let vote = vote(answer);
@@ -245,7 +246,11 @@ impl RedLock {
                 },
                 () = &mut until => round.close(time),
             }
+            let fails = |node: usize| self.nodes.links[node].fails.load(Ordering::Relaxed);
             match round.decide(Instant::now().since(start), ttl) {
+                // Others have a part of it: to keep ours while a node is waited for that is down is to
+                // be in their way.
+                Decision::Wait if round.hangs_on(fails) => return Decision::Refused,
                 Decision::Wait => {}
                 // To say why, and not to take a held lock for an outage.
                 Decision::Refused if round.is_open() => {}
@@ -312,148 +317,6 @@ async fn first_look(nodes: &Arc<Nodes>, what: Looking) -> Result<(Vec<View>, Vec
     Ok((views, runs))
 }
 
-/// An attempt that may have left something: undone when dropped, unless it is settled.
-struct Trying<'a> {
-    nodes: &'a Arc<Nodes>,
-    lock: &'a str,
-    /// The value of the attempt that is under way, if any is.
-    value: Option<String>,
-    /// Who waits; nothing while nobody does.
-    member: String,
-    request: &'a Request,
-    holds: bool,
-}
-
-impl Trying<'_> {
-    /// Undoes the attempt. Waits for nodes that are known to have taken the lock; sees to the others in
-    /// the background.
-    async fn undo(&mut self, round: &Round) {
-        let Some(value) = self.value.take() else { return };
-        let ttl = self.request.term.ttl();
-        let (mut taken, mut unsure) = (Vec::new(), Vec::new());
-        for (node, vote) in round.votes().iter().enumerate() {
-            match vote {
-                Some(Vote::Yes { .. }) => taken.push(node),
-                None | Some(Vote::Silent(_)) => unsure.push(node),
-                Some(_) => {}
-            }
-        }
-        if !unsure.is_empty() {
-            self.nodes.undo(unsure, (self.lock, &value, ""), ttl);
-        }
-        if !taken.is_empty() {
-            let undone = self.nodes.undo(taken, (self.lock, &value, ""), ttl);
-            let _ = tokio::time::timeout(node_time(ttl), undone).await;
-        }
-    }
-}
-
-impl Trying<'_> {
-    /// Granted: it has left the queue where it took the lock, and now leaves it everywhere else, also
-    /// where the answer is still to come. `waited`: an earlier attempt may have put it into any of them.
-    fn granted(&mut self, round: &Round, mut answers: Answers, waited: bool) {
-        (self.value, self.holds) = (None, true);
-        let member = std::mem::take(&mut self.member);
-        let queued = |vote: &Option<Vote>| match vote {
-            Some(Vote::Yes { .. }) => false,
-            Some(Vote::Held { .. }) => true,
-            _ => waited,
-        };
-        let others = round.votes().iter().enumerate().filter(|(_, vote)| queued(vote));
-        let others: Vec<usize> = others.map(|(node, _)| node).collect();
-        if !others.is_empty() {
-            self.nodes.undo(others, (self.lock, "", &member), WAITER_LEASE);
-        }
-        if answers.is_empty() {
-            return;
-        }
-        let (nodes, lock) = (Arc::clone(self.nodes), self.lock.to_owned());
-        self.nodes.runtime().spawn(async move {
-            while let Some((node, answer)) = answers.next().await {
-                if matches!(vote(answer), Vote::Held { .. }) && !member.is_empty() {
-                    nodes.undo(vec![node], (&lock, "", &member), WAITER_LEASE);
-                }
-            }
-        });
-    }
-}
-
-impl Drop for Trying<'_> {
-    fn drop(&mut self) {
-        if !self.holds {
-            self.nodes.requests.forget(self.request.id);
-        }
-        if self.value.is_some() || !self.member.is_empty() {
-            let value = self.value.take().unwrap_or_default();
-            let all = (0..self.nodes.links.len()).collect();
-            let ttl = self.request.term.ttl();
-            self.nodes.undo(all, (self.lock, &value, &self.member), ttl);
-        }
-    }
-}
-
-/// That there is no majority.
-#[derive(Default)]
-struct Outage {
-    since: Option<Instant>,
-    /// What nodes said when they had time to answer.
-    error: Option<Error>,
-}
-
-impl Outage {
-    fn note(&mut self, nodes_come_back: bool, in_a_hurry: bool, error: impl FnOnce() -> Error) {
-        if self.error.is_none() || !in_a_hurry {
-            self.error = Some(error());
-        }
-        // Nodes that come back are waited for; those that do not answer, for a while.
-        self.since = match nodes_come_back {
-            true => None,
-            false => Some(self.since.unwrap_or_else(Instant::now)),
-        };
-    }
-
-    fn is_too_long(&self) -> bool {
-        self.since.is_some_and(|since| Instant::now().since(since) > OUTAGE)
-    }
-}
-
-/// For how long a node is waited for; patience that ends first leaves time to say what was wrong.
-fn time_for(request: &Request) -> Duration {
-    let time = node_time(request.term.ttl());
-    match request.patience {
-        Patience::Until(at) => time.min(at.since(Instant::now()) * 3 / 4),
-        _ => time,
-    }
-}
-
-/// A time between these two.
-fn between(low: u64, high: u64) -> Duration {
-    Duration::from_millis(low + owner::random() % (high - low))
-}
-
-/// When to ask again after an attempt that failed because others have the lock.
-fn ask_again(round: &Round) -> Duration {
-    match round.holder() {
-        // Ours say when they let go.
-        Some((by, left)) if is_our_field(by) => left.min(between(500, 1000)),
-        // Other libraries do not.
-        Some((_, left)) if !left.is_zero() => left.min(between(50, 250)),
-        Some(_) => between(50, 250),
-        // Several have some of the nodes: whoever asks again first may get it.
-        None => between(2, 40),
-    }
-}
-
-/// For how long nodes that answer will not vote, as far as they know.
-fn absent_for(round: &Round) -> Option<Duration> {
-    let absent = round.votes().iter().flatten().filter_map(|vote| match vote {
-        Vote::Absent(Absence::Waiting(left)) => Some(left.unwrap_or(votes::ROUND)),
-        Vote::Absent(_) => Some(votes::ROUND),
-        _ => None,
-    });
-    absent.max()
-}
-
 #[async_trait]
 impl Backend for RedLock {
     fn name(&self) -> &'static str {
@@ -483,51 +346,48 @@ impl Backend for RedLock {
         nodes.longest.fetch_max(longest, Ordering::Relaxed);
         let lock = lock_key(&nodes.prefix, &request.name);
         let news = nodes.requests.expect(request.id);
-        let mut trying = Trying {
-            nodes,
-            lock: &lock,
-            value: None,
-            member: String::new(),
-            request: &request,
-            holds: false,
-        };
+        let mut trying = Trying::new(nodes, &lock, &request);
         let once = request.patience == Patience::TryOnce;
-        let member = if once { String::new() } else { nodes.member(&request) };
+        let name = if once { String::new() } else { nodes.member(&request) };
+        let member = Member { name: &name, lease: WAITER_LEASE, since: time_of_day() };
         // Several who try at once may each get some of the nodes: not the first time decides.
         let mut tries_left = if once { 4 } else { u32::MAX };
         let mut outage = Outage::default();
-        let mut waited = false;
+        let (mut waited, mut splits) = (false, 0_u32);
         let (value, first, expires) = loop {
-            let first = nodes.counter.load(Ordering::Relaxed) + 1;
+            let first = nodes.propose(request.tokens);
             let in_a_hurry = time_for(&request) < node_time(ttl);
-            let value = trying.value.insert(nodes.value(&request, first)).clone();
-            trying.member.clone_from(&member);
+            let value = trying.begin(nodes.value(&request, first), member.name);
             let (round, decision, start, answers) =
-                self.attempt(&lock, &request, &value, &member, first).await;
+                self.attempt(&lock, &request, &value, member, first).await;
+            // Also when it is not missed: it will be when the next one fails.
+            if round.votes().iter().flatten().any(|vote| matches!(vote, Vote::Absent(_))) {
+                attend(nodes);
+            }
             match decision {
                 Decision::Granted(first) => {
                     trying.granted(&round, answers, waited);
                     break (value, first, valid_until(start, ttl));
                 }
-                Decision::Found { value, token, left } => {
+                // Not one that is being undone: that may arrive at any time.
+                Decision::Found { value, token, left } if !nodes.is_given_up(&value) => {
                     trying.granted(&round, answers, waited);
                     break (value, token, valid_until(start, left));
                 }
                 _ => nodes.leave(answers),
             }
-            if round.votes().iter().flatten().any(|vote| matches!(vote, Vote::Absent(_))) {
-                attend(nodes);
-            }
             trying.undo(&round).await;
+            let took = Instant::now().since(start);
             waited = !once;
             tries_left -= 1;
             let contended = round.is_contended();
             let next = if contended {
-                outage = Outage::default();
+                outage = Outage::none();
                 if once && (round.holder().is_some() || tries_left == 0) {
                     return Ok(None);
                 }
-                ask_again(&round)
+                splits = if round.holder().is_none() { splits + 1 } else { 0 };
+                ask_again(&round, took, if once { 0 } else { splits })
             } else {
                 let absent = absent_for(&round);
                 outage.note(absent.is_some(), in_a_hurry, || self.no_majority(&round));

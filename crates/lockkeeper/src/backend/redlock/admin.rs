@@ -1,7 +1,7 @@
 //! Looking at the nodes, and forcing them.
 
 use std::borrow::Cow;
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -9,7 +9,7 @@ use futures_util::{StreamExt, TryStreamExt};
 use redis::Value;
 
 use super::RedLock;
-use super::nodes::{Looking, Nodes, Shown, Step, owner_of, view, why};
+use super::nodes::{Looking, Nodes, Shown, Step, owner_of, time_of_day, view, why};
 use super::readmit::View;
 use super::votes::majority;
 use crate::backend::redis::layout::lock_key;
@@ -131,7 +131,15 @@ impl Admin for RedLock {
         let answers = everywhere(nodes, "looking", nodes.show(&lock)).await?;
         let shown: Vec<Shown> = answers.iter().filter_map(Shown::read).collect();
         // Who comes after this is not meant, however late the request arrives.
-        let value = holder(&shown, nodes.links.len()).map(|shown| shown.value.clone());
+        let values: Vec<String> = match holder(&shown, nodes.links.len()) {
+            Some(holder) => vec![holder.value.clone()],
+            // Those that are in the way where the others are down.
+            None => {
+                let values = shown.iter().map(|shown| shown.value.clone());
+                let values: BTreeSet<String> = values.filter(|value| !value.is_empty()).collect();
+                values.into_iter().collect()
+            }
+        };
         let views = everywhere(nodes, "reading the counters", nodes.look(Looking::Only)).await?;
         let counters = views.iter().filter_map(|answer| match view(answer).0 {
             View::Voting(memory) => Some(memory.counter),
@@ -145,8 +153,8 @@ impl Admin for RedLock {
         {
             return Err(nodes.unavailable("raising the token", std::iter::empty()));
         }
-        let holders = value.iter().map(|value| owner(owner_of(value))).collect();
-        if let Some(value) = &value {
+        let holders = values.iter().map(|value| owner(owner_of(value))).collect();
+        for value in &values {
             everywhere(nodes, "evicting", nodes.evict(&lock, value, reason)).await?;
         }
         Ok(Eviction { holders, token: Token::new(token).unwrap_or(Token::MIN) })
@@ -158,10 +166,8 @@ fn owner(text: &str) -> Owner {
 }
 
 /// For how long a lock of ours has been held: by our clock and that of its holder, for people only.
-#[expect(clippy::disallowed_methods, reason = "only shown to whoever looks")]
 fn held(value: &str) -> Duration {
     let since = value.rsplit('#').next().and_then(|since| since.parse().ok()).unwrap_or(u64::MAX);
-    let now = std::time::SystemTime::now().duration_since(std::time::SystemTime::UNIX_EPOCH);
-    let now = u64::try_from(now.unwrap_or_default().as_micros()).unwrap_or(0);
+    let now = u64::try_from(time_of_day().as_micros()).unwrap_or(0);
     Duration::from_micros(now.saturating_sub(since))
 }

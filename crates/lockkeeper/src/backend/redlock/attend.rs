@@ -5,6 +5,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use futures_util::StreamExt;
+use redis::Value;
 
 use super::nodes::{Looking, Nodes, view};
 use super::readmit::{Plan, View, plan};
@@ -31,7 +32,16 @@ pub(super) fn attend(nodes: &Arc<Nodes>) {
 /// Looks once and does what is to be done; when to look again, unless there is nothing left to do.
 async fn look_after(nodes: &Weak<Nodes>) -> Option<Duration> {
     let nodes = nodes.upgrade()?;
-    let (views, runs) = look(&nodes, Looking::Mark).await;
+    let (mut views, runs) = look(&nodes, Looking::Mark).await;
+    if views.iter().any(|view| matches!(view, View::Marked { .. })) {
+        // Those who remember are asked after it was seen how long it has waited, not at the same time.
+        let (later, _) = look(&nodes, Looking::Only).await;
+        for (view, later) in std::iter::zip(&mut views, later) {
+            if matches!(view, View::Voting(_)) {
+                *view = later;
+            }
+        }
+    }
     let unknown = Duration::from_millis(nodes.longest.load(Ordering::Relaxed));
     let mut again: Option<Duration> = None;
     for (at, run) in runs.iter().enumerate() {
@@ -43,8 +53,8 @@ async fn look_after(nodes: &Weak<Nodes>) -> Option<Duration> {
                 let address = &nodes.links[at].address;
                 tracing::info!(%address, ?wait, "a node came back without its data");
                 match nodes.at(at, &nodes.admit(run, wait, counter, floor)).await {
-                    Ok(_) => continue,
-                    Err(_) => LOOK_AGAIN,
+                    Ok(Value::Int(1)) => continue,
+                    _ => LOOK_AGAIN,
                 }
             }
         };

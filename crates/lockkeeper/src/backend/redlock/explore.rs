@@ -16,7 +16,8 @@ use super::votes::{ROUND, Vote, certain, majority, valid_until};
 use crate::clock::Instant;
 
 const TICK: Duration = Duration::from_secs(1);
-const TTL: Duration = Duration::from_secs(3);
+/// Longer than a node is quiet: or that alone would outlast every lease.
+const TTL: Duration = Duration::from_secs(4);
 /// The present; all other moments are counted from it.
 const NOW: Time = Duration::from_secs(20);
 
@@ -261,7 +262,7 @@ impl World {
     /// be answered later, and to be granted later only makes the time shorter in which two could hold.
     fn decided(mut self, case: Case, who: usize) -> Result<Self, Wrong> {
         if let Attempt::Renewing(since, until) = self.attempts[who] {
-            return Ok(self.renewed(who, since, until));
+            return self.renewed(who, since, until);
         }
         let (since, first, raising) = match self.attempts[who] {
             Attempt::Asking(since, first) => (since, first, false),
@@ -310,7 +311,7 @@ impl World {
     }
 
     /// What a holder does about the answers to its renewal.
-    fn renewed(mut self, who: usize, since: Time, until: Time) -> Self {
+    fn renewed(mut self, who: usize, since: Time, until: Time) -> Result<Self, Wrong> {
         let count = |asked: fn(&Asked) -> bool| {
             self.columns.iter().filter(|column| asked(&column.asked[who])).count()
         };
@@ -318,20 +319,27 @@ impl World {
         let open = count(|asked| *asked == Asked::Open);
         let late = NOW.saturating_sub(since) >= ROUND;
         match certain(yes, open, majority(self.columns.len())) {
-            None if !late => return self,
+            None if !late => return Ok(self),
             Some(true) if !late => {
+                if self.others_hold(who) {
+                    return Err(Wrong::TwoHolders);
+                }
                 self.attempts[who] = Attempt::Holding(ends(since), true);
             }
             _ => self.attempts[who] = Attempt::Holding(until, true),
         }
         self.columns.iter_mut().for_each(|column| column.asked[who] = Asked::Left);
-        self
+        Ok(self)
+    }
+
+    /// Whether anybody else has it, renewing it or not.
+    fn others_hold(&self, who: usize) -> bool {
+        let holds = |attempt: &Attempt| matches!(attempt, Attempt::Holding(until, _) | Attempt::Renewing(_, until) if *until > NOW);
+        self.attempts.iter().enumerate().any(|(other, attempt)| other != who && holds(attempt))
     }
 
     fn granted(&self, who: usize, since: Time, token: u64) -> Result<Self, Wrong> {
-        let holds =
-            |attempt: &Attempt| matches!(attempt, Attempt::Holding(until, _) if *until > NOW);
-        if self.attempts.iter().any(holds) {
+        if self.others_hold(who) {
             return Err(Wrong::TwoHolders);
         }
         if token <= self.latest {

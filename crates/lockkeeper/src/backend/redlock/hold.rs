@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -124,6 +125,8 @@ impl Hold for RedLockHold {
 
     async fn renew(self: Arc<Self>, ttl: Duration) -> Result<Renewal> {
         let start = Instant::now();
+        let longest = u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX);
+        self.nodes.longest.fetch_max(longest, Ordering::Relaxed);
         let step = self.nodes.renew(&self.lock, &self.value, Some(ttl));
         Ok(match self.ask(step, node_time(ttl)).await? {
             Outcome::Lost(cause) => Renewal::Lost(cause),
@@ -179,16 +182,27 @@ impl Hold for RedLockHold {
                 None => break Err(nodes.unavailable("releasing", said.clone().into_iter())),
             }
         };
-        nodes.leave(answers);
-        let missing =
-            said.iter().enumerate().filter(|(_, said)| said.as_deref() != Some("released"));
-        let failed: Vec<usize> = missing
-            .filter(|(_, said)| said.is_some() || answer.is_err())
-            .map(|(at, _)| at)
-            .collect();
-        if !failed.is_empty() {
-            nodes.undo(failed, (&self.lock, &self.value, ""), self.ttl);
+        let failed = said
+            .iter()
+            .enumerate()
+            .filter(|(_, said)| said.as_deref().is_some_and(|said| said != "released"));
+        let mut failed: Vec<usize> = failed.map(|(at, _)| at).collect();
+        if answers.is_empty() && failed.is_empty() {
+            return answer;
         }
+        // Where it was not heard it is said again: the key would be in the way there.
+        let step = nodes.release(&self.lock, &self.value, "");
+        let (nodes, value, ttl) = (Arc::clone(nodes), self.value.clone(), self.ttl);
+        self.nodes.runtime().spawn(async move {
+            while let Some((at, answer)) = answers.next().await {
+                if answer.is_err() {
+                    failed.push(at);
+                }
+            }
+            if !failed.is_empty() {
+                nodes.undo(failed, &value, step, ttl);
+            }
+        });
         answer
     }
 }

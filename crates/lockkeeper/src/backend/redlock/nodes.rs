@@ -1,5 +1,6 @@
 //! The nodes: connections, keys, and one request to all of them at once.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -7,9 +8,11 @@ use std::time::{Duration, SystemTime};
 
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
+use parking_lot::Mutex;
 use redis::{Cmd, RedisWrite, Script, Value};
 use tokio::runtime::Handle;
 
+use super::attend::attend;
 use super::readmit::{Memory, View};
 use super::votes::{Absence, Vote};
 use crate::backend::Request;
@@ -46,11 +49,31 @@ pub(super) struct Step {
     command: Cmd,
 }
 
+/// Somebody who waits if the lock is not to be had.
+#[derive(Clone, Copy)]
+pub(super) struct Member<'a> {
+    /// What nodes call it; nothing: it does not wait.
+    pub(super) name: &'a str,
+    /// For how long without a word.
+    pub(super) lease: Duration,
+    /// Since when, by our clock.
+    pub(super) since: Duration,
+}
+
+/// The time of day: makes values unique, is shown to whoever looks, and says who waits longer. Nobody is
+/// granted anything because of it.
+#[expect(clippy::disallowed_methods, reason = "no lease is judged by it")]
+pub(super) fn time_of_day() -> Duration {
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default()
+}
+
 /// One node.
 pub(super) struct Link {
     /// Where it is, for people.
     pub(super) address: String,
     pub(super) commands: Commands,
+    /// The last request failed, or had no answer.
+    pub(super) fails: AtomicBool,
     /// Keeps the connection for messages alive.
     _listener: Arc<Listener>,
 }
@@ -62,12 +85,14 @@ pub(super) struct Nodes {
     pub(super) requests: Arc<Register>,
     /// What our own channel is called.
     pub(super) party: String,
-    /// The largest counter that any node has told.
+    /// The largest counter that any node has told, or that we have proposed.
     pub(super) counter: AtomicU64,
     /// How long a lease may be that nobody remembers, in ms.
     pub(super) longest: AtomicU64,
     /// Somebody looks after nodes that do not vote.
     pub(super) attended: AtomicBool,
+    /// Values that are being undone, and by how many tasks.
+    given_up: Mutex<HashMap<String, usize>>,
     /// When the last value was made: no two are alike.
     last_value: AtomicU64,
 }
@@ -89,7 +114,8 @@ impl Nodes {
             let client = connect::client(url, &options.tls, &format!("redis://{address}"))?;
             let commands = Commands::to_one(client.clone(), requests.runtime().clone());
             let listener = Listener::start_later(client, &party, Arc::clone(&requests));
-            Ok(Link { address, commands, _listener: listener })
+            let fails = AtomicBool::new(false);
+            Ok(Link { address, commands, fails, _listener: listener })
         };
         let links: Vec<Link> = options.nodes.iter().map(link).collect::<Result<_>>()?;
         let longest = u64::try_from(unknown.as_millis()).unwrap_or(u64::MAX);
@@ -101,6 +127,7 @@ impl Nodes {
             counter: AtomicU64::new(0),
             longest: AtomicU64::new(longest),
             attended: AtomicBool::new(false),
+            given_up: Mutex::default(),
             last_value: AtomicU64::new(0),
         }))
     }
@@ -111,13 +138,8 @@ impl Nodes {
 
     /// The value of a lock: it says everything about itself, and no two are alike, so that undoing one
     /// attempt does not touch the next.
-    #[expect(
-        clippy::disallowed_methods,
-        reason = "only shown to whoever looks, and made unique; nothing is decided by it"
-    )]
     pub(super) fn value(&self, request: &Request, first: u64) -> String {
-        let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-        let since = u64::try_from(since.as_micros()).unwrap_or(0);
+        let since = u64::try_from(time_of_day().as_micros()).unwrap_or(0);
         let before = self.last_value.fetch_max(since, Ordering::Relaxed);
         let since = match since > before {
             true => since,
@@ -125,6 +147,12 @@ impl Nodes {
         };
         let Request { owner, id, term, .. } = request;
         format!("{owner}#{id}#{}#{}#{first}#{since}", self.party, term.ttl().as_millis())
+    }
+
+    /// The first of so many tokens above every counter that is known: others of this process that ask at
+    /// the same time propose others, or all but one would need the second phase.
+    pub(super) fn propose(&self, tokens: u32) -> u64 {
+        self.counter.fetch_add(u64::from(tokens.max(1)), Ordering::Relaxed) + 1
     }
 
     /// Who waits, as the nodes remember it.
@@ -161,13 +189,14 @@ impl Nodes {
         (lock, value, id): (&str, &str, RequestId),
         ttl: Duration,
         (first, last): (u64, u64),
-        (member, lease): (&str, Duration),
+        member: Member<'_>,
     ) -> Step {
         let mut step = self.step(&TAKE, lock, Some(("late", attempt_of(value))));
         step.command.arg(value);
         step.command.write_arg_fmt(id);
-        let (ttl, lease) = (ttl.as_millis(), lease.as_millis());
-        step.command.arg(ttl.to_string()).arg(first).arg(last).arg(member).arg(lease.to_string());
+        let (lease, since) = (member.lease.as_millis(), member.since.as_millis());
+        step.command.arg(ttl.as_millis().to_string()).arg(first).arg(last);
+        step.command.arg(member.name).arg(lease.to_string()).arg(since.to_string());
         step
     }
 
@@ -188,6 +217,13 @@ impl Nodes {
     pub(super) fn release(&self, lock: &str, value: &str, member: &str) -> Step {
         let mut step = self.step(&RELEASE, lock, Some(("late", attempt_of(value))));
         step.command.arg(value).arg(member).arg(WAKE);
+        step
+    }
+
+    /// Takes back an attempt that failed, by somebody who goes on trying: nobody is told to go first.
+    pub(super) fn retract(&self, lock: &str, value: &str) -> Step {
+        let mut step = self.step(&RELEASE, lock, Some(("late", attempt_of(value))));
+        step.command.arg(value).arg("").arg("");
         step
     }
 
@@ -216,7 +252,10 @@ impl Nodes {
 
     /// Runs a step at one node.
     pub(super) async fn at(&self, node: usize, step: &Step) -> Result<Value> {
-        self.links[node].commands.run(step.script, &step.command).await
+        let link = &self.links[node];
+        let answer = link.commands.run(step.script, &step.command).await;
+        link.fails.store(answer.is_err(), Ordering::Relaxed);
+        answer
     }
 
     /// Runs a step at these nodes, all at the same time.
@@ -237,23 +276,35 @@ impl Nodes {
         self.ask(0..self.links.len(), step)
     }
 
-    /// Nobody needs these answers; but a connection that has gone silent is to be noticed.
-    pub(super) fn leave(&self, mut answers: Answers) {
-        if !answers.is_empty() {
-            self.runtime().spawn(async move { while answers.next().await.is_some() {} });
+    /// Nobody waits for these answers; but a connection that has gone silent is to be noticed, and a
+    /// node that does not vote, however late it says so.
+    pub(super) fn leave(self: &Arc<Self>, mut answers: Answers) {
+        if answers.is_empty() {
+            return;
         }
+        let nodes = Arc::clone(self);
+        self.runtime().spawn(async move {
+            while let Some((_, answer)) = answers.next().await {
+                if matches!(&answer, Ok(Value::Array(words)) if words.first() == Some(&Value::Int(-1)))
+                {
+                    attend(&nodes);
+                }
+            }
+        });
     }
 
     /// Gives a lock back at these nodes, as often as it takes, for as long as it may be there.
     pub(super) fn undo(
         self: &Arc<Self>,
         nodes: Vec<usize>,
-        (lock, value, member): (&str, &str, &str),
+        value: &str,
+        step: Step,
         ttl: Duration,
     ) -> tokio::task::JoinHandle<()> {
-        let step = self.release(lock, value, member);
+        let given_up = GivenUp::new(self, value);
         let (all, until) = (Arc::clone(self), Instant::now() + ttl);
         self.runtime().spawn(async move {
+            let _given_up = given_up;
             let (mut left, step) = (nodes, &step);
             let mut pause = RETRY;
             loop {
@@ -273,6 +324,11 @@ impl Nodes {
         })
     }
 
+    /// Whether a lock under this value is being undone: then it is not ours, whatever the nodes say.
+    pub(super) fn is_given_up(&self, value: &str) -> bool {
+        self.given_up.lock().contains_key(value)
+    }
+
     /// What each node said, for people.
     pub(super) fn unavailable<'a>(
         &self,
@@ -286,6 +342,31 @@ impl Nodes {
         let said = said.collect::<Vec<_>>().join("; ");
         let context = format!("no majority of {} nodes for {what} ({said})", self.links.len());
         Error::Unavailable { backend: "redlock", context, source: None }
+    }
+}
+
+/// A value that is being undone, for as long as this lives.
+struct GivenUp {
+    nodes: Arc<Nodes>,
+    value: String,
+}
+
+impl GivenUp {
+    fn new(nodes: &Arc<Nodes>, value: &str) -> Self {
+        *nodes.given_up.lock().entry(value.to_owned()).or_default() += 1;
+        Self { nodes: Arc::clone(nodes), value: value.to_owned() }
+    }
+}
+
+impl Drop for GivenUp {
+    fn drop(&mut self) {
+        let mut given_up = self.nodes.given_up.lock();
+        if let Some(tasks) = given_up.get_mut(&self.value) {
+            *tasks -= 1;
+            if *tasks == 0 {
+                given_up.remove(&self.value);
+            }
+        }
     }
 }
 

@@ -132,7 +132,8 @@ impl Round {
         self.votes.iter().any(|vote| matches!(vote, Some(Vote::Mine { .. })))
     }
 
-    /// A grant that the same request got before: a majority says the same of it.
+    /// A grant that the same request got before: a majority says the same of it. Not one, if it was
+    /// given up: the undoing may arrive at any time.
     fn found(&self, needed: usize) -> Option<Decision> {
         let mine = self.votes.iter().filter_map(|vote| match vote {
             Some(Vote::Mine { value, token, left }) if *token > 0 => Some((value, *token, *left)),
@@ -148,6 +149,14 @@ impl Round {
     /// Whether more answers may show that it is only a matter of who holds the lock, or why not.
     pub(super) fn is_open(&self) -> bool {
         self.raise.is_none() && !self.is_contended() && self.votes.iter().any(Option::is_none)
+    }
+
+    /// Whether somebody else has it somewhere, and only such nodes have not answered.
+    pub(super) fn hangs_on(&self, such: impl Fn(usize) -> bool) -> bool {
+        let mut votes = self.votes.iter().enumerate();
+        self.raise.is_none()
+            && self.votes.iter().any(|vote| matches!(vote, Some(Vote::Held { .. })))
+            && votes.all(|(node, vote)| vote.is_some() || such(node))
     }
 
     /// Whether so many nodes take part that it is only a matter of who holds the lock.

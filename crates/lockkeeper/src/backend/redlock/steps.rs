@@ -7,7 +7,7 @@ use redis::Value;
 use testkit::random::Random;
 
 use super::node::Node;
-use super::nodes::{Looking, Nodes, view, vote};
+use super::nodes::{Looking, Member, Nodes, view, vote};
 use super::readmit::{Memory, View};
 use super::votes::{Absence, Vote};
 use crate::backend::{Kind, Patience, Request, Term};
@@ -16,6 +16,7 @@ use crate::url::{RedLockOptions, TlsFiles};
 
 /// Long enough that no lease ends by itself while the test runs.
 const TTL: Duration = Duration::from_secs(3600);
+const NOBODY: Member<'_> = Member { name: "", lease: TTL, since: TTL };
 
 fn request(identity: &Identity, number: u8) -> Request {
     Request {
@@ -89,7 +90,7 @@ async fn scripts_do_what_the_model_does() {
                     values[who] = nodes.value(&requests[who], number);
                     let tokens = (number, number + 2);
                     let id = requests[who].id;
-                    let step = nodes.take(("p:x", &values[who], id), TTL, tokens, ("", TTL));
+                    let step = nodes.take(("p:x", &values[who], id), TTL, tokens, NOBODY);
                     let said = plain(vote(ask(&nodes, step).await));
                     assert_eq!(said, plain(model.take(now, by, TTL, tokens)));
                 }
@@ -137,4 +138,35 @@ async fn scripts_do_what_the_model_does() {
             }
         }
     }
+}
+
+/// A client looks, and is stopped; the node votes, forgets again, and waits again; then that client
+/// goes on. What it has to say is about what the node forgot the first time.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_was_seen_before_a_node_forgot_again_does_not_let_it_vote() {
+    let server = testkit::server::redis(&[]).await;
+    let options = RedLockOptions {
+        nodes: vec![format!("redis://{}", server.address())],
+        tls: TlsFiles::default(),
+        prefix: "p:".into(),
+        ttl: None,
+    };
+    let nodes = Nodes::new(&options, TTL).expect("a client");
+    let raw = testkit::resp::Raw::connect(server.address()).await;
+    let request = request(&Identity::new(), 0);
+    let take = async |number| {
+        let value = nodes.value(&request, number);
+        let step = nodes.take(("p:x", &value, request.id), TTL, (number, number), NOBODY);
+        vote(ask(&nodes, step).await)
+    };
+    let look = async || view(&ask(&nodes, nodes.look(Looking::Mark)).await.expect("an answer"));
+    let (_, seen) = look().await;
+    ask(&nodes, nodes.admit(&seen, Duration::ZERO, 7, false)).await.expect("an answer");
+    tokio::time::sleep(Duration::from_millis(5)).await;
+    assert_eq!(take(9).await, Vote::Yes { counter: 9, accepted: true });
+    raw.ask("FLUSHALL").await;
+    look().await;
+    ask(&nodes, nodes.admit(&seen, Duration::ZERO, 7, false)).await.expect("an answer");
+    tokio::time::sleep(Duration::from_millis(5)).await;
+    assert_eq!(take(9).await, Vote::Absent(Absence::Waiting(None)), "a lock is given twice");
 }

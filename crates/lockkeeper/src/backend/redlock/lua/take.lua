@@ -1,5 +1,5 @@
 -- Takes the lock, and tells the counter. ARGV: the value; the request; how long; the first and the
--- last token that are proposed; who waits, or nothing; for how long without a word.
+-- last token that are proposed; who waits, or nothing; for how long without a word; since when.
 -- KEYS[8]: that this attempt was given up before it arrived.
 -- {1, counter, accepted} · {2, value, token, left}: by the same request before · {0, value, left}:
 -- by somebody else · {-1, why, left}: the node does not vote.
@@ -24,7 +24,9 @@ end
 if held then
   if member ~= '' then
     local time = now()
-    redis.call('ZADD', queue, 'NX', time, member)
+    -- By its own clock, so that the nodes agree on the order; a wrong one gains ten seconds.
+    local since = math.min(math.max(tonumber(ARGV[8]), time - 10000), time)
+    redis.call('ZADD', queue, 'NX', since, member)
     redis.call('ZADD', waiters, time + lease, member)
     redis.call('PEXPIRE', queue, lease)
     redis.call('PEXPIRE', waiters, lease)
