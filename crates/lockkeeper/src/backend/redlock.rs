@@ -48,9 +48,9 @@
 //!
 //! If a majority has forgotten, nobody knows what was granted. Then each waits for the default time to
 //! live, or the largest that this client has used, and counts on from the time of day in microseconds,
-//! which no counter reaches that goes up by less than a million a second. New servers look the same;
-//! `lockkeeper init`, or [`Url::init`](crate::Url::init), says that they are new and lets them vote at
-//! once.
+//! which no counter reaches that goes up by less than a million a second: 7,800
+//! attempts, of 128 tokens each. New servers look the same; `lockkeeper init`, or
+//! [`Url::init`](crate::Url::init), says that they are new and lets them vote at once.
 //!
 //! # What it promises
 //!
@@ -67,7 +67,8 @@
 //! - A majority that forgets at the same time: leases that are longer than the wait above.
 //! - Locks that a server evicts (`maxmemory-policy` other than `noeviction`), a node that is set back to
 //!   an old state without a restart, and a client that was given another list of nodes.
-//! - Other RedLock clients have no token, and vote at a node that forgot without waiting.
+//! - Other RedLock clients have no token, and vote at a node that forgot without waiting; nor does such a
+//!   node wait for their leases, of which nobody keeps a record.
 //!
 //! There are no fair locks, readers, permits or latches: a majority can agree on one holder, not on an
 //! order, and permits by majority do not work at all (with three nodes and two permits each, three
@@ -76,7 +77,7 @@
 //! # Cost
 //!
 //! One round trip to all nodes at the same time to lock, two when other clients have counted on
-//! meanwhile; one to release. The slower half of the nodes does not matter. One message wakes the one
+//! meanwhile; one to release. The slower half of the nodes does not matter. A message from each node wakes the one
 //! who has waited longest; whoever waits asks again once a second at the latest, sooner when another
 //! library has the lock, which sends no message.
 

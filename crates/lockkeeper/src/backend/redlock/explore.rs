@@ -7,6 +7,7 @@
 mod cases;
 
 use std::collections::HashSet;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::Duration;
 
 use super::node::{Node, Record, Standing, Time};
@@ -560,7 +561,7 @@ fn value(who: usize) -> u8 {
 fn explore(case: Case, looking_for: &[Wrong]) -> Result<usize, Wrong> {
     let mut first = World::new(case);
     first.tidy();
-    let mut seen = HashSet::from([first.clone()]);
+    let mut seen = HashSet::from([fingerprint(&first)]);
     let mut open = vec![first];
     while let Some(world) = open.pop() {
         let steps = match world.steps(case) {
@@ -568,10 +569,21 @@ fn explore(case: Case, looking_for: &[Wrong]) -> Result<usize, Wrong> {
             steps => steps.unwrap_or_default(),
         };
         for next in steps {
-            if seen.insert(next.clone()) {
+            if seen.insert(fingerprint(&next)) {
                 open.push(next);
             }
         }
     }
     Ok(seen.len())
+}
+
+/// What stands for a state among those that were seen: the larger cases would not fit into memory. With
+/// 128 bits, no two of a billion are likely to have the same one.
+fn fingerprint(world: &World) -> u128 {
+    let half = |which: u8| {
+        let mut hasher = DefaultHasher::new();
+        (which, world).hash(&mut hasher);
+        u128::from(hasher.finish())
+    };
+    half(0) << 64 | half(1)
 }

@@ -16,10 +16,11 @@ const SMALL: Case = Case {
 /// More answers than there are.
 const ANY: u8 = 99;
 
-fn fine(case: Case) {
+fn fine(case: Case) -> usize {
     let states =
         explore(case, &[Wrong::TwoHolders, Wrong::TokenNotLarger]).expect("nothing goes wrong");
     assert!(states > 1000, "{states} states: that is not everything");
+    states
 }
 
 #[test]
@@ -65,10 +66,12 @@ fn larger_cases() {
         Case { nodes: 5, losses: 2, ..SMALL },
         Case { nodes: 4, ..one },
         Case { faults: 2, ..SMALL },
+        Case { nodes: 5, ..one },
+        Case { nodes: 5, fault: Fault::Restarted, ..one },
     ];
     for case in cases {
-        fine(case);
-        eprintln!("{case:?}");
+        let states = fine(case);
+        eprintln!("{states} states: {case:?}");
     }
 }
 

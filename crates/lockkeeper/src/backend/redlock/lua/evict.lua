@@ -1,6 +1,7 @@
 -- Takes the lock away from whoever is meant. ARGV: the value; why; how channels begin. Tells the
 -- holder; returns the counter.
 local value = ARGV[1]
+remember()
 if value ~= '' and redis.call('GET', lock) == value then
   local left = math.max(redis.call('PTTL', lock), 60000)
   redis.call('DEL', lock, settled)

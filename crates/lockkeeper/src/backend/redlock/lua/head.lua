@@ -7,11 +7,19 @@ local lock, record, busy, settled = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local queue, waiters, turn = KEYS[5], KEYS[6], KEYS[7]
 -- For how long the one who is woken goes first, in ms.
 local TURN = 100
-local known = redis.call('HMGET', record, 'run', 'from', 'counter', 'since')
-local counter = tonumber(known[3]) or 0
+local known, counter
 
+-- Not for steps that need nothing of it.
+local function remember()
+  known = redis.call('HMGET', record, 'run', 'from', 'counter', 'since')
+  counter = tonumber(known[3]) or 0
+end
+
+-- Found as it stands, which takes a fraction of the time of a pattern: every vote begins with it.
 local function run()
-  return string.match(redis.call('INFO', 'server'), 'run_id:(%x+)')
+  local info = redis.call('INFO', 'server')
+  local _, last = string.find(info, 'run_id:', 1, true)
+  return string.sub(info, last + 1, last + 40)
 end
 
 local function now()
@@ -21,6 +29,7 @@ end
 
 -- Why the node does not vote, and for how long if that is known; nothing if it does.
 local function absent()
+  remember()
   if not known[1] then return 'blank', -1 end
   if known[1] ~= run() then return 'restarted', -1 end
   if not known[2] then return 'waiting', -1 end
@@ -38,9 +47,11 @@ local function count_to(number)
   end
 end
 
--- A lease of this length has been voted for.
+-- A lease of this length has been voted for. An eighth longer, so that it need not be said every time.
 local function vote_for(ttl)
-  if redis.call('PTTL', busy) < ttl then redis.call('SET', busy, '1', 'PX', string.format('%.0f', ttl)) end
+  if redis.call('PTTL', busy) < ttl then
+    redis.call('SET', busy, '1', 'PX', string.format('%.0f', ttl + ttl / 8))
+  end
 end
 
 -- The first token of a lock of ours; 0: not settled.

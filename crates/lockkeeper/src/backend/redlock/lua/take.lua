@@ -8,7 +8,9 @@ local first, last, member, lease = tonumber(ARGV[4]), tonumber(ARGV[5]), ARGV[6]
 
 local why, left = absent()
 if why then return { -1, why, left } end
-if redis.call('EXISTS', KEYS[8]) == 1 then return { 0, 'given up', 0 } end
+-- Not the lock among them: of another type, it must be an error.
+local late, next, token = unpack(redis.call('MGET', KEYS[8], turn, settled))
+if late then return { 0, 'given up', 0 } end
 local held = redis.call('GET', lock)
 left = held and redis.call('PTTL', lock)
 if held and string.find(held, '#' .. id .. '#', 1, true) then
@@ -16,7 +18,6 @@ if held and string.find(held, '#' .. id .. '#', 1, true) then
 end
 if not held then
   -- The next in line goes first.
-  local next = redis.call('GET', turn)
   if next and next ~= member then
     held, left = next, redis.call('PTTL', turn)
   end
@@ -37,10 +38,10 @@ end
 redis.call('SET', lock, value, 'PX', ARGV[3])
 vote_for(ttl)
 leave(member)
-if member ~= '' then redis.call('DEL', turn) end
+if next then redis.call('DEL', turn) end
 if counter < first then
   count_to(last)
-  redis.call('DEL', settled)
+  if token then redis.call('DEL', settled) end
   return { 1, counter, 1 }
 end
 redis.call('SET', settled, '0', 'PX', ARGV[3])
