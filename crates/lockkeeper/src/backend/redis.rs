@@ -140,8 +140,8 @@ impl Redis {
     ///
     /// # Errors
     ///
-    /// [`Error::Config`](crate::Error::Config) for a URL or a file that makes no sense,
-    /// [`Error::Unavailable`](crate::Error::Unavailable) when the server cannot be reached or refuses us.
+    /// [`Error::Config`] for a URL or a file that makes no sense,
+    /// [`Error::Unavailable`] when the server cannot be reached or refuses us.
     pub async fn connect(url: &str, place: String, options: &RedisOptions) -> Result<Arc<Self>> {
         let requests = Arc::new(Register::new());
         let nodes = Nodes::connect(url, &place, options, &requests).await?;
