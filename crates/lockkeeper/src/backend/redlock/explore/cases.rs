@@ -67,7 +67,6 @@ fn larger_cases() {
         Case { nodes: 4, ..one },
         Case { faults: 2, ..SMALL },
         Case { nodes: 5, ..one },
-        Case { nodes: 5, fault: Fault::Restarted, ..one },
     ];
     for case in cases {
         let states = fine(case);
