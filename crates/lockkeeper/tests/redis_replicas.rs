@@ -58,7 +58,9 @@ async fn a_grant_is_on_the_disks_of_replicas_where_everything_is() {
     let redis = Replicated::start(1, &["--appendonly", "yes", "--appendfsync", "always"]).await;
     let master = redis.master().address();
     let locks = connect(&redis, "?replicas=1").await;
-    locks.mutex("x").lock().await.unwrap().release().await.unwrap();
+    let granted = async || locks.mutex("x").try_lock().await.is_ok_and(|guard| guard.is_some());
+    // A replica that has just come writes its log anew, and has nothing on disk before that is done.
+    eventually("granted", granted).await;
     let known = ask(master, "COMMAND INFO WAITAOF").await.contains("waitaof");
     let asked = ask(master, "INFO commandstats").await;
     let [disk, memory] = ["cmdstat_waitaof:", "cmdstat_wait:"].map(|what| asked.contains(what));
@@ -67,7 +69,6 @@ async fn a_grant_is_on_the_disks_of_replicas_where_everything_is() {
     let error = locks.mutex("x").try_lock().await.map(|_| ()).unwrap_err();
     assert_eq!(missing(&error), (1, 0));
     redis.servers[1].resume();
-    let granted = async || locks.mutex("x").try_lock().await.is_ok_and(|guard| guard.is_some());
     eventually("it is back", granted).await;
 }
 
