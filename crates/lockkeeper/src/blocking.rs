@@ -130,6 +130,12 @@ impl Locks {
         self.with(self.value.max_hold(max_hold))
     }
 
+    /// See [`crate::Locks::stall_after`].
+    #[must_use]
+    pub fn stall_after(&self, stall_after: Duration) -> Self {
+        self.with(self.value.stall_after(stall_after))
+    }
+
     /// See [`crate::Locks::owned_by`].
     #[must_use]
     pub fn owned_by(&self, owner: &Owner) -> Self {

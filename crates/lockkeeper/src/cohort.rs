@@ -29,7 +29,7 @@ use tokio::sync::{Mutex, OwnedMutexGuard};
 use crate::backend::{Hold, Kind, Patience, Request, Term};
 use crate::clock::Instant;
 use crate::error::Result;
-use crate::lease::{Lease, Terms};
+use crate::lease::{Lease, Limits, Terms};
 use crate::locks::Inner;
 use crate::name::Name;
 use crate::owner::Owner;
@@ -204,7 +204,7 @@ impl Remote {
         };
         let Some((owner, hold)) = granted else { return Ok(false) };
         let (name, kind, term) = (cohort.name.clone(), Kind::Mutex, Term::Hosted(cohort.ttl));
-        let terms = Terms { name, owner, kind, term, max_hold: None };
+        let terms = Terms { name, owner, kind, term, limits: Limits::default() };
         let tokens = Some(hold.tokens());
         self.lease = Some(cohort.locks.keeper.adopt(hold, terms));
         (self.passes, self.parked, self.since) = (0, false, Instant::now());

@@ -143,6 +143,18 @@ impl Guard {
         self.lease().cause().map_or(Ok(()), |cause| Err(self.lost_because(cause)))
     }
 
+    /// Says that the work goes on: [`stall_after`](crate::Locks::stall_after) counts from now. An
+    /// error if the lock is lost, as from [`check`](Self::check); without `stall_after` it is just
+    /// that. Costs a look at the clock, so call it as often as you like. With several guards of one
+    /// owner the progress of any of them counts.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Lost`].
+    pub fn progress(&self) -> Result<()> {
+        self.lease().progress(self.token())
+    }
+
     /// How long the lock is safely held if nothing renews it. `None`: no lease, it lives with this
     /// process. Zero: lost.
     pub fn remaining(&self) -> Option<Duration> {

@@ -37,7 +37,33 @@ pub(crate) struct Terms {
     pub(crate) owner: Owner,
     pub(crate) kind: Kind,
     pub(crate) term: Term,
+    pub(crate) limits: Limits,
+}
+
+/// What ends a hold however well it is renewed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Limits {
+    /// Held for so long.
     pub(crate) max_hold: Option<Duration>,
+    /// No progress for so long.
+    pub(crate) stall_after: Option<Duration>,
+}
+
+impl Limits {
+    /// Whether there are none.
+    pub(crate) fn is_none(self) -> bool {
+        self == Self::default()
+    }
+
+    /// Refuses what cannot be meant.
+    pub(crate) fn check(self) -> Result<()> {
+        for (limit, what) in [(self.max_hold, "max_hold"), (self.stall_after, "stall_after")] {
+            if limit.is_some_and(|limit| limit.is_zero()) {
+                return Err(Error::Config(format!("a {what} of zero cannot be meant")));
+            }
+        }
+        Ok(())
+    }
 }
 
 /// One hold that the keeper looks after. Dropped, it is given back in the background.
@@ -52,6 +78,8 @@ pub(crate) struct Lease {
     renew_at: AtomicU64,
     /// When `max_hold` is over.
     last_at: Instant,
+    /// When it is lost unless there is progress before.
+    stalled_at: AtomicU64,
     retired: AtomicBool,
     downgraded: AtomicBool,
     /// Held while a renewal begins and while the lease is retired: the one never follows the other.
@@ -62,7 +90,10 @@ pub(crate) struct Lease {
 
 impl Lease {
     pub(crate) fn new(hold: Arc<dyn Hold>, terms: Terms, keeper: Arc<Keeper>, number: u64) -> Self {
-        let last_at = terms.max_hold.map_or(Instant::NEVER, |max| Instant::now() + max);
+        let from_now =
+            |limit: Option<_>| limit.map_or(Instant::NEVER, |time| Instant::now() + time);
+        let last_at = from_now(terms.limits.max_hold);
+        let stalled_at = AtomicU64::new(from_now(terms.limits.stall_after).as_nanos());
         let expires = hold.expires_at();
         let lease = Self {
             terms,
@@ -73,6 +104,7 @@ impl Lease {
             lost_at: AtomicU64::new(0),
             renew_at: AtomicU64::new(0),
             last_at,
+            stalled_at,
             retired: AtomicBool::new(false),
             gate: parking_lot::Mutex::default(),
             downgraded: AtomicBool::new(false),
@@ -111,9 +143,27 @@ impl Lease {
         (at != Instant::NEVER).then_some(at)
     }
 
-    /// When it is lost unless it is renewed: safely before it expires.
+    /// When it is lost unless it is renewed: safely before it expires, and not after its limits.
     pub(crate) fn lost_at(&self) -> Instant {
-        Instant::from_nanos(self.lost_at.load(Ordering::Acquire))
+        Instant::from_nanos(self.lost_at.load(Ordering::Acquire)).min(self.limited_at())
+    }
+
+    /// When its limits end it.
+    fn limited_at(&self) -> Instant {
+        Instant::from_nanos(self.stalled_at.load(Ordering::Acquire)).min(self.last_at)
+    }
+
+    /// The work goes on. The keeper need not be told: it finds out when it looks for the stall.
+    pub(crate) fn progress(&self, token: Token) -> Result<()> {
+        if let Some(cause) = self.cause() {
+            return Err(self.lost(token, cause));
+        }
+        if let Some(stall_after) = self.terms.limits.stall_after {
+            let at = Instant::now() + stall_after;
+            // Of two threads the later one counts.
+            self.stalled_at.fetch_max(at.as_nanos(), Ordering::AcqRel);
+        }
+        Ok(())
     }
 
     /// Why it is lost, if it is. Asks the clock, so it is right even before the keeper could act.
@@ -131,8 +181,13 @@ impl Lease {
 
     /// Declares it lost because its time is up.
     fn declare_over(&self) {
-        let over = Instant::now() >= self.last_at;
-        self.hold.loss().declare(if over { Cause::MaxHold } else { Cause::Expired });
+        let now = Instant::now();
+        let cause = match () {
+            () if now >= self.last_at => Cause::MaxHold,
+            () if now >= self.limited_at() => Cause::Stalled,
+            () => Cause::Expired,
+        };
+        self.hold.loss().declare(cause);
     }
 
     pub(crate) fn lost(&self, token: Token, cause: Cause) -> Error {
@@ -147,7 +202,7 @@ impl Lease {
         let margin = (ttl / MARGIN_PART).min(MARGIN_MAX);
         let lost_at = if expires == Instant::NEVER { expires } else { expires.before(margin) };
         self.expires.store(expires.as_nanos(), Ordering::Release);
-        self.lost_at.store(lost_at.min(self.last_at).as_nanos(), Ordering::Release);
+        self.lost_at.store(lost_at.as_nanos(), Ordering::Release);
         let renew_at = match self.terms.term {
             Term::Hosted(_) if expires != Instant::NEVER => expires.before(ttl / 3 * 2),
             _ => Instant::NEVER,
@@ -161,17 +216,20 @@ impl Lease {
             return Instant::NEVER;
         }
         if self.hold.loss().cause().is_some() {
-            return self.abandoned_at();
+            return self.ended_at();
         }
         let renew_at = Instant::from_nanos(self.renew_at.load(Ordering::Acquire));
         renew_at.min(self.lost_at())
     }
 
-    /// When a hold that was held too long is taken from its holder, where no lease does that.
-    fn abandoned_at(&self) -> Instant {
+    /// When a hold that is lost is over at the store too. Where no lease does that, its holder has as
+    /// long to stop, and then it is taken away.
+    fn ended_at(&self) -> Instant {
+        let ttl = self.terms.term.ttl();
         match self.expires_at() {
-            None => self.last_at + self.terms.term.ttl(),
-            Some(_) => Instant::NEVER,
+            None => self.limited_at() + ttl,
+            // A renewal whose answer was lost may have been the last.
+            Some(expires) => expires + ttl,
         }
     }
 
@@ -179,8 +237,11 @@ impl Lease {
     /// that is under way is not due again until it has ended.
     pub(crate) fn visit(&self, now: Instant) -> bool {
         if self.is_over() {
-            if now >= self.abandoned_at() {
-                self.give_back();
+            if now >= self.ended_at() {
+                match self.expires_at() {
+                    None => drop(self.give_back()),
+                    Some(_) => self.keeper.dismiss(self),
+                }
             }
             return false;
         }

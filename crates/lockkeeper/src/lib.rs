@@ -17,6 +17,7 @@ pub mod model;
 mod name;
 mod owner;
 mod primitive;
+mod shutdown;
 #[cfg(any(
     feature = "etcd",
     feature = "mysql",
@@ -31,11 +32,12 @@ mod wait;
 
 pub use error::{BoxError, Error, Result};
 pub use guard::Guard;
-pub use locks::{DEFAULT_TTL, Locks, Shutdown};
+pub use locks::{DEFAULT_TTL, Locks};
 pub use loss::{Cause, Loss};
 pub use name::Name;
 pub use owner::{Owner, RequestId};
 pub use primitive::{Latch, Multi, MultiGuard, Mutex, RwLock, Semaphore, WriteGuard};
+pub use shutdown::Shutdown;
 pub use token::{Token, TokenBlock};
 pub use url::{
     Access, Dialect, Mode, Recipe, RedLockOptions, RedisOptions, Servers, SqlOptions, TlsFiles,

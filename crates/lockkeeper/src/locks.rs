@@ -6,7 +6,6 @@ use std::future::Future;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use futures_util::future::join_all;
 use parking_lot::Mutex as SyncMutex;
 use tokio::runtime::Handle;
 
@@ -17,8 +16,7 @@ use crate::cohort::Cohort;
 use crate::error::{Error, Result};
 use crate::guard::{Direct, Guard};
 use crate::keeper::Keeper;
-use crate::lease::{Lease, Terms};
-use crate::loss::Cause;
+use crate::lease::{Limits, Terms};
 use crate::name::Name;
 use crate::owner::{Identity, Owner};
 use crate::primitive::{Latch, Multi, Mutex, RwLock, Semaphore};
@@ -27,9 +25,6 @@ use crate::wait::until;
 
 /// How long a lock lives at the store when nothing else is said: renewed every third of it.
 pub const DEFAULT_TTL: Duration = Duration::from_secs(30);
-
-/// Leases longer than this are given back at shutdown; shorter ones may as well end by themselves.
-const LONG_LEASE: Duration = Duration::from_secs(30);
 
 /// How long a backend may take to notice that patience has ended.
 pub(crate) const OVERTIME: Duration = Duration::from_millis(50);
@@ -61,7 +56,7 @@ pub(crate) struct Inner {
     pub(crate) keeper: Arc<Keeper>,
     pub(crate) identity: Identity,
     ttl: Duration,
-    cohorts: SyncMutex<HashMap<(Name, Duration), Weak<Cohort>>>,
+    pub(crate) cohorts: SyncMutex<HashMap<(Name, Duration), Weak<Cohort>>>,
     reentrant: SyncMutex<HashMap<(Name, Access, Owner), Arc<Entered>>>,
 }
 
@@ -73,7 +68,7 @@ type Entered = tokio::sync::Mutex<Weak<Direct>>;
 pub(crate) struct Options {
     pub(crate) term: Option<Term>,
     pub(crate) owner: Option<Owner>,
-    pub(crate) max_hold: Option<Duration>,
+    pub(crate) limits: Limits,
 }
 
 impl Locks {
@@ -201,7 +196,29 @@ impl Locks {
     /// by itself, so the work has up to a time to live to stop before anybody else can start.
     #[must_use]
     pub fn max_hold(&self, max_hold: Duration) -> Self {
-        self.with(|options| options.max_hold = Some(max_hold))
+        self.with(|options| options.limits.max_hold = Some(max_hold))
+    }
+
+    /// The same locks, lost when the work stands still: when [`Guard::progress`] was not called for
+    /// this time. A hosted lock is otherwise renewed for as long as its guard lives, also by a program
+    /// that hangs. As with [`max_hold`](Self::max_hold) the lease then runs out by itself.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use lockkeeper::Locks;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> lockkeeper::Result<()> {
+    /// let locks = Locks::memory().stall_after(Duration::from_secs(60));
+    /// let guard = locks.mutex("import").lock().await?;
+    /// for _line in ["one", "two"] {
+    ///     guard.progress()?; // an error when the lock is lost: the loop ends here
+    /// }
+    /// # guard.release().await
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn stall_after(&self, stall_after: Duration) -> Self {
+        self.with(|options| options.limits.stall_after = Some(stall_after))
     }
 
     fn with(&self, change: impl FnOnce(&mut Options)) -> Self {
@@ -219,50 +236,6 @@ impl Locks {
     pub fn backend(&self) -> &Arc<dyn Backend> {
         &self.inner.backend
     }
-
-    /// Ends the use of these locks: refuses new ones, ends all waits, tells every holder that its
-    /// lock is lost, waits up to `grace` for the guards to go, and then gives back what is still
-    /// held, except fixed leases of at most 30 s, which end by themselves soon enough.
-    ///
-    /// Stop the work first: what is given back while its holder still works is no longer exclusive.
-    pub async fn shutdown(&self, grace: Duration) -> Shutdown {
-        let keeper = &self.inner.keeper;
-        keeper.closing.declare(Cause::ShutDown);
-        let cohorts: Vec<_> =
-            self.inner.cohorts.lock().values().filter_map(Weak::upgrade).collect();
-        cohorts.iter().for_each(|cohort| cohort.tidy());
-        for lease in keeper.leases() {
-            lease.hold().loss().declare(Cause::ShutDown);
-        }
-        // Whether they went in time or not, what is left is dealt with next.
-        let _ = tokio::time::timeout(grace, keeper.empty()).await;
-        let mut report = Shutdown { released: 0, left: 0 };
-        let is_short =
-            |lease: &Arc<Lease>| matches!(lease.terms.term, Term::Fixed(ttl) if ttl <= LONG_LEASE);
-        let (short, rest): (Vec<_>, Vec<_>) = keeper.leases().into_iter().partition(is_short);
-        report.left += short.len();
-        let releases = rest.iter().map(|lease| lease.release(lease.hold().tokens().first()));
-        for (lease, released) in rest.iter().zip(join_all(releases).await) {
-            match released {
-                // `Lost` is what every one of them answers: that is what they were told above.
-                Ok(()) | Err(Error::Lost { .. }) => report.released += 1,
-                Err(error) => {
-                    tracing::warn!(name = %lease.terms.name, %error, "not released at shutdown");
-                    report.left += 1;
-                }
-            }
-        }
-        report
-    }
-}
-
-/// What [`Locks::shutdown`] found still held after the grace period.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Shutdown {
-    /// So many locks were given back.
-    pub released: usize,
-    /// So many were left to end by themselves.
-    pub left: usize,
 }
 
 impl Inner {
@@ -308,7 +281,7 @@ impl Inner {
         let guards =
             holds.into_iter().zip(requests).zip(wanted).map(|((hold, request), wanted)| {
                 let Request { name, kind, owner, term, .. } = request;
-                let terms = Terms { name, owner, kind, term, max_hold: wanted.2.max_hold };
+                let terms = Terms { name, owner, kind, term, limits: wanted.2.limits };
                 Guard::alone(Direct::new(self.keeper.adopt(hold, terms)))
             });
         Ok(Some(guards.collect()))
@@ -346,9 +319,7 @@ impl Inner {
         if let Some(what) = what {
             return Err(Error::Unsupported { backend: self.backend.name(), what });
         }
-        if options.max_hold.is_some_and(|max| max.is_zero()) {
-            return Err(Error::Config("a max_hold of zero cannot be meant".into()));
-        }
+        options.limits.check()?;
         options.term.unwrap_or(Term::Hosted(self.ttl)).check()
     }
 
@@ -413,7 +384,7 @@ impl Inner {
             _ => Some(acquiring.await),
         };
         let Some(hold) = granted.transpose()?.flatten() else { return Ok(None) };
-        let terms = Terms { name: name.clone(), owner, kind, term, max_hold: options.max_hold };
+        let terms = Terms { name: name.clone(), owner, kind, term, limits: options.limits };
         Ok(Some(Direct::new(self.keeper.adopt(hold, terms))))
     }
 

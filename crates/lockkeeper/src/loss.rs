@@ -17,6 +17,8 @@ pub enum Cause {
     Evicted(String),
     /// It was held for as long as `max_hold` allows.
     MaxHold,
+    /// There was no [`progress`](crate::Guard::progress) for as long as `stall_after` allows.
+    Stalled,
     /// [`Locks::shutdown`](crate::Locks::shutdown) was called.
     ShutDown,
 }
@@ -28,6 +30,7 @@ impl fmt::Display for Cause {
             Self::Gone => f.write_str("the store no longer knows the hold"),
             Self::Evicted(reason) => write!(f, "it was taken away: {reason}"),
             Self::MaxHold => f.write_str("it was held for as long as max_hold allows"),
+            Self::Stalled => f.write_str("there was no progress for as long as stall_after allows"),
             Self::ShutDown => f.write_str("this process is shutting down"),
         }
     }

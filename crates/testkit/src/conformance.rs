@@ -208,6 +208,7 @@ macro_rules! conformance {
                 a_fixed_lease_can_be_renewed
                 max_hold_ends_it
                 max_hold_frees_the_name
+                a_stall_ends_it
                 a_shared_guard_that_is_lost_says_so
                 protect_stops_the_work_before_expiry
                 an_expired_lease_goes_to_the_next;
@@ -223,6 +224,7 @@ macro_rules! conformance {
                 a_cancellation_storm_leaves_nothing;
             shutdown:
                 shutdown_releases
+                what_has_ended_is_forgotten
                 shutdown_ends_waits;
         );
     };

@@ -161,6 +161,24 @@ impl MultiGuard {
         self.guards.iter().any(Guard::is_lost)
     }
 
+    /// An error if any member is lost: for the places in long work where it can stop.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Lost`].
+    pub fn check(&self) -> Result<()> {
+        self.guards.iter().try_for_each(Guard::check)
+    }
+
+    /// Says for every member that the work goes on; see [`Guard::progress`].
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Lost`] if any member is lost.
+    pub fn progress(&self) -> Result<()> {
+        self.guards.iter().try_for_each(Guard::progress)
+    }
+
     /// How long all of them are safely held if nothing renews them.
     pub fn remaining(&self) -> Option<Duration> {
         self.guards.iter().filter_map(Guard::remaining).min()
@@ -189,10 +207,8 @@ impl MultiGuard {
         let mut lost = pin!(self.lost());
         poll_fn(|context| {
             let announced = lost.as_mut().poll(context).is_ready();
-            for guard in &self.guards {
-                if let Err(error) = guard.check() {
-                    return Poll::Ready(Err(error));
-                }
+            if let Err(error) = self.check() {
+                return Poll::Ready(Err(error));
             }
             debug_assert!(!announced, "a member is lost, so its check fails");
             work.as_mut().poll(context).map(Ok)

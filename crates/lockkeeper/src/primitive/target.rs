@@ -119,7 +119,7 @@ impl Target {
         let Term::Hosted(ttl) = self.inner.check(Kind::Mutex, &self.options)? else {
             return Ok(None);
         };
-        if self.options.owner.is_some() || self.options.max_hold.is_some() {
+        if self.options.owner.is_some() || !self.options.limits.is_none() {
             return Ok(None);
         }
         Ok(Some(self.cohort.get_or_init(|| self.inner.cohort(name, ttl))))

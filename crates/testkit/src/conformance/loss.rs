@@ -122,6 +122,30 @@ pub async fn max_hold_frees_the_name(harness: &dyn Harness) {
     assert!(guard.is_lost() && next.token() > guard.token());
 }
 
+/// Work that stands still loses the lock, work that goes on does not; the name is free some time
+/// later although the guard is still there.
+pub async fn a_stall_ends_it(harness: &dyn Harness) {
+    let (locks, _) = faulty(harness).await;
+    let stall_after = Duration::from_millis(600);
+    let locks = locks.ttl(Duration::from_millis(900)).stall_after(stall_after);
+    let guard = locks.mutex("x").lock().await.unwrap();
+    let working_since = Instant::now();
+    let three_times = async || {
+        guard.progress().unwrap();
+        Instant::now().since(working_since) > 3 * stall_after
+    };
+    eventually("it works on", three_times).await;
+    let last = Instant::now();
+    assert_eq!(soon("the stall", guard.lost()).await, Cause::Stalled);
+    let stood = Instant::now().since(last);
+    assert!(stood > stall_after / 2, "not before: {stood:?}");
+    let error = guard.progress().unwrap_err();
+    assert!(matches!(error, Error::Lost { cause: Cause::Stalled, .. }), "{error}");
+    let next = soon("it ends by itself", harness.locks().await.mutex("x").lock()).await.unwrap();
+    assert!(next.token() > guard.token());
+    assert!(guard.release().await.is_err());
+}
+
 /// A guard that is not its owner's last one tells at its release that the lock was lost.
 pub async fn a_shared_guard_that_is_lost_says_so(harness: &dyn Harness) {
     let locks = harness.locks().await;

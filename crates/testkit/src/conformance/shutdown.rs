@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
+use lockkeeper::clock::Instant;
 use lockkeeper::{Cause, Error};
 
 use super::{Harness, can, idle, in_order, queued, show};
-use crate::wait::{LONG, soon};
+use crate::wait::{LONG, eventually, soon};
 
 /// Shutdown tells every guard and gives back what is still held; short fixed leases end by
 /// themselves.
@@ -39,6 +40,19 @@ pub async fn shutdown_releases(harness: &dyn Harness) {
     let again = soon("harmless", locks.shutdown(Duration::ZERO)).await;
     assert_eq!(again.released, 0);
     drop((hosted, long, short));
+}
+
+/// A lease that ended long ago is not kept in mind for the sake of the guard that nobody let go.
+pub async fn what_has_ended_is_forgotten(harness: &dyn Harness) {
+    let locks = harness.locks().await;
+    let lease = Duration::from_millis(500);
+    let guard = locks.lease(lease).mutex("x").lock().await.unwrap();
+    let expires = guard.expires_at().expect("a lease");
+    soon("the loss", guard.lost()).await;
+    let long_ago = async || Instant::now() > expires + 2 * lease;
+    eventually("that was long ago", long_ago).await;
+    let report = soon("the end", locks.shutdown(LONG)).await;
+    assert_eq!((report.released, report.left), (0, 0));
 }
 
 /// Those who wait at shutdown are told so, and leave nothing; without guards it takes no time.

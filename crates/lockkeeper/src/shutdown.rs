@@ -1,0 +1,159 @@
+//! The end: everything that is held is given back, on demand or when the process is told to go.
+
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use parking_lot::Mutex;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+use signal_hook::low_level::emulate_default_handler;
+
+use crate::backend::Term;
+use crate::error::{Error, Result};
+use crate::lease::Lease;
+use crate::locks::{Inner, Locks};
+use crate::loss::Cause;
+
+/// Leases longer than this are given back at shutdown; shorter ones may as well end by themselves.
+const LONG_LEASE: Duration = Duration::from_secs(30);
+
+/// How long the guards of a process that is told to go have to go.
+const GRACE: Duration = Duration::from_secs(10);
+
+/// How long giving back what is left may take after that.
+const LAST: Duration = Duration::from_secs(5);
+
+/// What [`Locks::shutdown`] found still held after the grace period.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shutdown {
+    /// So many locks were given back.
+    pub released: usize,
+    /// So many were left to end by themselves.
+    pub left: usize,
+}
+
+impl Locks {
+    /// Ends the use of these locks: refuses new ones, ends all waits, tells every holder that its
+    /// lock is lost, waits up to `grace` for the guards to go, and then gives back what is still
+    /// held, except fixed leases of at most 30 s, which end by themselves soon enough.
+    ///
+    /// Stop the work first: what is given back while its holder still works is no longer exclusive.
+    pub async fn shutdown(&self, grace: Duration) -> Shutdown {
+        self.inner.shutdown(grace).await
+    }
+
+    /// From now on SIGINT, SIGTERM and SIGHUP [shut these locks down](Self::shutdown) with a grace of
+    /// 10 s, and then end the process as they would have done without this. A second signal ends it at
+    /// once. Without this call a process that is told to go leaves its locks to their leases.
+    ///
+    /// For a program without a shutdown of its own. One that has requests to finish, such as a service
+    /// with a graceful shutdown, finishes them first and then calls [`shutdown`](Self::shutdown): see
+    /// `examples/graceful_service.rs`.
+    ///
+    /// A signal that is ignored, as `nohup` does with SIGHUP, stays ignored. For several [`Locks`] call
+    /// it on each: the process ends when all are done. A thread waits for the signals; it is the
+    /// same one for all, and does not need the runtime to be alive.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Config`] when there is no thread or no handler to be had.
+    pub fn release_on_signal(&self) -> Result<()> {
+        let mut told = TOLD.lock();
+        told.locks.retain(|locks| locks.strong_count() > 0);
+        told.locks.push(Arc::downgrade(&self.inner));
+        if !told.listening {
+            listen()
+                .map_err(|error| Error::Config(format!("signals cannot be waited for: {error}")))?;
+            told.listening = true;
+        }
+        Ok(())
+    }
+}
+
+impl Inner {
+    async fn shutdown(&self, grace: Duration) -> Shutdown {
+        let keeper = &self.keeper;
+        keeper.closing.declare(Cause::ShutDown);
+        let cohorts: Vec<_> = self.cohorts.lock().values().filter_map(Weak::upgrade).collect();
+        cohorts.iter().for_each(|cohort| cohort.tidy());
+        for lease in keeper.leases() {
+            lease.hold().loss().declare(Cause::ShutDown);
+        }
+        // Whether they went in time or not, what is left is dealt with next.
+        let _ = tokio::time::timeout(grace, keeper.empty()).await;
+        let mut report = Shutdown { released: 0, left: 0 };
+        let is_short =
+            |lease: &Arc<Lease>| matches!(lease.terms.term, Term::Fixed(ttl) if ttl <= LONG_LEASE);
+        let (short, rest): (Vec<_>, Vec<_>) = keeper.leases().into_iter().partition(is_short);
+        report.left += short.len();
+        let releases = rest.iter().map(|lease| lease.release(lease.hold().tokens().first()));
+        for (lease, released) in rest.iter().zip(join_all(releases).await) {
+            match released {
+                // `Lost` is what every one of them answers: that is what they were told above.
+                Ok(()) | Err(Error::Lost { .. }) => report.released += 1,
+                Err(error) => {
+                    tracing::warn!(name = %lease.terms.name, %error, "not released at shutdown");
+                    report.left += 1;
+                }
+            }
+        }
+        report
+    }
+}
+
+/// Who is to be shut down by a signal.
+struct Told {
+    locks: Vec<Weak<Inner>>,
+    listening: bool,
+}
+
+static TOLD: Mutex<Told> = Mutex::new(Told { locks: Vec::new(), listening: false });
+
+/// Starts the thread that waits for signals.
+fn listen() -> std::io::Result<()> {
+    let ignored = ignored(&std::fs::read_to_string("/proc/self/status")?);
+    let heeded = [SIGINT, SIGTERM, SIGHUP];
+    let mut signals = Signals::new(heeded.into_iter().filter(|at| ignored >> (at - 1) & 1 == 0))?;
+    let named = std::thread::Builder::new().name("lockkeeper-signals".into());
+    named.spawn(move || {
+        let mut signals = signals.forever();
+        let Some(signal) = signals.next() else { return };
+        // Not in this thread, which has to hear the second one.
+        let shutting_down = std::thread::Builder::new().spawn(move || {
+            shut_all_down();
+            end_by(signal);
+        });
+        let again = shutting_down.ok().and_then(|_| signals.next());
+        end_by(again.unwrap_or(signal))
+    })?;
+    Ok(())
+}
+
+/// Shuts all down that asked for it, in a bounded time.
+fn shut_all_down() {
+    // A runtime of its own: those of the program may be busy, or gone.
+    let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_time().build() else {
+        return;
+    };
+    let locks: Vec<_> = TOLD.lock().locks.iter().filter_map(Weak::upgrade).collect();
+    runtime.block_on(async {
+        let all = join_all(locks.iter().map(|locks| locks.shutdown(GRACE)));
+        if tokio::time::timeout(GRACE + LAST, all).await.is_err() {
+            tracing::warn!("not everything could be given back in time");
+        }
+    });
+}
+
+/// Ends this process by a signal, so that whoever started it sees that.
+fn end_by(signal: i32) -> ! {
+    // Returns only if it cannot: the signal's own way is to end the process.
+    let _ = emulate_default_handler(signal);
+    std::process::exit(128 + signal)
+}
+
+/// The mask of ignored signals in `/proc/self/status`.
+fn ignored(status: &str) -> u64 {
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)
+}
