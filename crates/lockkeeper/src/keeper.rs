@@ -6,6 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -29,6 +30,8 @@ pub(crate) struct Keeper {
     /// Rung when the first due time changes, when a lease goes, and when the keeper ends.
     bell: Arc<Notify>,
     emptied: Notify,
+    /// So many holds are on their way back to the store.
+    leaving: AtomicUsize,
     /// Set when no lock is granted any more.
     pub(crate) closing: Loss,
 }
@@ -53,6 +56,7 @@ impl Keeper {
             book: Mutex::default(),
             bell: Arc::new(Notify::new()),
             emptied: Notify::new(),
+            leaving: AtomicUsize::new(0),
             closing: Loss::new(),
         })
     }
@@ -117,7 +121,24 @@ impl Keeper {
         {
             book.due.remove(&(entry.due, lease.number()));
         }
-        if book.leases.is_empty() && self.closing.cause().is_some() {
+        drop(book);
+        self.emptied();
+    }
+
+    /// A hold is on its way back to the store until this is dropped.
+    pub(crate) fn leaving(self: &Arc<Self>) -> Leaving {
+        self.leaving.fetch_add(1, Ordering::SeqCst);
+        Leaving(Arc::clone(self))
+    }
+
+    /// How many are on their way back to the store.
+    pub(crate) fn still_leaving(&self) -> usize {
+        self.leaving.load(Ordering::SeqCst)
+    }
+
+    /// Tells those who wait for it, should nothing be left.
+    fn emptied(&self) {
+        if self.closing.cause().is_some() {
             self.emptied.notify_waiters();
         }
     }
@@ -127,11 +148,11 @@ impl Keeper {
         self.book.lock().leases.values().filter_map(|entry| entry.lease.upgrade()).collect()
     }
 
-    /// Waits until no lease is in care.
+    /// Waits until no lease is in care and every one that was is back at the store.
     pub(crate) async fn empty(&self) {
         loop {
             let emptied = self.emptied.notified();
-            if self.book.lock().leases.is_empty() {
+            if self.book.lock().leases.is_empty() && self.still_leaving() == 0 {
                 return;
             }
             emptied.await;
@@ -163,6 +184,16 @@ impl Keeper {
                 renew.push(lease);
             }
         }
+    }
+}
+
+/// See [`Keeper::leaving`].
+pub(crate) struct Leaving(Arc<Keeper>);
+
+impl Drop for Leaving {
+    fn drop(&mut self) {
+        self.0.leaving.fetch_sub(1, Ordering::SeqCst);
+        self.0.emptied();
     }
 }
 

@@ -14,7 +14,7 @@ use tokio::sync::{Mutex, oneshot};
 use crate::backend::{Hold, Kind, Release, Renewal, Term};
 use crate::clock::Instant;
 use crate::error::{BoxError, Error, Result};
-use crate::keeper::Keeper;
+use crate::keeper::{Keeper, Leaving};
 use crate::loss::Cause;
 use crate::name::Name;
 use crate::owner::Owner;
@@ -373,9 +373,11 @@ impl Lease {
             return None;
         }
         drop(gate);
+        // Before it is out of the book: at no moment is it nowhere.
+        let leaving = self.keeper.leaving();
         self.keeper.dismiss(self);
         let until = self.expires_at().unwrap_or(Instant::NEVER);
-        Some(give_back(Arc::clone(&self.hold), self.keeper.runtime(), until))
+        Some(give_back(Arc::clone(&self.hold), self.keeper.runtime(), until, leaving))
     }
 
     fn unknown(&self, operation: &'static str, source: Error) -> Error {
@@ -409,7 +411,7 @@ pub(crate) enum GiveBack {
 type Releasing = Pin<Box<dyn Future<Output = Result<Release>> + Send>>;
 
 /// Gives a hold back: at once where the store can.
-fn give_back(hold: Arc<dyn Hold>, runtime: &Handle, until: Instant) -> GiveBack {
+fn give_back(hold: Arc<dyn Hold>, runtime: &Handle, until: Instant, leaving: Leaving) -> GiveBack {
     // A guard in a thread-local may outlive tokio's own: entering would abort the process.
     let late = Handle::try_current().is_err_and(|error| error.is_thread_local_destroyed());
     let _inside = (!late).then(|| runtime.enter());
@@ -422,7 +424,8 @@ fn give_back(hold: Arc<dyn Hold>, runtime: &Handle, until: Instant) -> GiveBack 
                 Poll::Pending => first,
             };
             let runtime = runtime.clone();
-            GiveBack::Going(Going { first: Some(first), hold, runtime, until })
+            let leaving = Some(leaving);
+            GiveBack::Going(Going { first: Some(first), hold, runtime, until, leaving })
         }
     }
 }
@@ -434,6 +437,7 @@ pub(crate) struct Going {
     hold: Arc<dyn Hold>,
     runtime: Handle,
     until: Instant,
+    leaving: Option<Leaving>,
 }
 
 impl Going {
@@ -454,8 +458,9 @@ impl Going {
 
     fn in_background(&mut self, tell: Option<oneshot::Sender<Result<Release>>>) {
         let Some(first) = self.first.take() else { return };
-        let (hold, until) = (Arc::clone(&self.hold), self.until);
+        let (hold, until, leaving) = (Arc::clone(&self.hold), self.until, self.leaving.take());
         self.runtime.spawn(async move {
+            let _leaving = leaving;
             let result = first.await;
             let mut done = result.is_ok();
             if let Some(tell) = tell {

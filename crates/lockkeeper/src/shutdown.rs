@@ -35,8 +35,9 @@ pub struct Shutdown {
 
 impl Locks {
     /// Ends the use of these locks: refuses new ones, ends all waits, tells every holder that its
-    /// lock is lost, waits up to `grace` for the guards to go, and then gives back what is still
-    /// held, except fixed leases of at most 30 s, which end by themselves soon enough.
+    /// lock is lost, waits up to `grace` for the guards to go and for their locks to be back at the
+    /// store, and then gives back what is still held, except fixed leases of at most 30 s, which end
+    /// by themselves soon enough.
     ///
     /// Stop the work first: what is given back while its holder still works is no longer exclusive.
     pub async fn shutdown(&self, grace: Duration) -> Shutdown {
@@ -82,7 +83,7 @@ impl Inner {
         }
         // Whether they went in time or not, what is left is dealt with next.
         let _ = tokio::time::timeout(grace, keeper.empty()).await;
-        let mut report = Shutdown { released: 0, left: 0 };
+        let mut report = Shutdown { released: 0, left: keeper.still_leaving() };
         let is_short =
             |lease: &Arc<Lease>| matches!(lease.terms.term, Term::Fixed(ttl) if ttl <= LONG_LEASE);
         let (short, rest): (Vec<_>, Vec<_>) = keeper.leases().into_iter().partition(is_short);
@@ -156,4 +157,15 @@ fn end_by(signal: i32) -> ! {
 fn ignored(status: &str) -> u64 {
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ignored_signals_are_found() {
+        let mask = ignored("Name:\tx\nSigIgn:\t0000000000000001\nSigCgt:\t00000000000000ff\n");
+        assert_eq!((mask >> (SIGHUP - 1) & 1, mask >> (SIGTERM - 1) & 1), (1, 0));
+    }
 }

@@ -225,6 +225,7 @@ macro_rules! conformance {
             shutdown:
                 shutdown_releases
                 what_has_ended_is_forgotten
+                shutdown_waits_for_what_is_on_its_way_back
                 shutdown_ends_waits;
         );
     };

@@ -41,13 +41,30 @@ pub struct Fault {
     delivered: watch::Sender<usize>,
     begun: AtomicUsize,
     done: AtomicUsize,
+    under_way: AtomicUsize,
+    most: AtomicUsize,
+}
+
+/// One operation that is under way, until it ends or is given up.
+struct UnderWay<'a>(&'a Fault);
+
+impl Drop for UnderWay<'_> {
+    fn drop(&mut self) {
+        self.0.under_way.fetch_sub(1, Ordering::SeqCst);
+    }
 }
 
 impl Default for Fault {
     fn default() -> Self {
-        let (begun, done) = (AtomicUsize::new(0), AtomicUsize::new(0));
-        let (mode, delivered) = (watch::Sender::new(Mode::Pass), watch::Sender::new(0));
-        Self { mode, delivered, begun, done }
+        let count = || AtomicUsize::new(0);
+        Self {
+            mode: watch::Sender::new(Mode::Pass),
+            delivered: watch::Sender::new(0),
+            begun: count(),
+            done: count(),
+            under_way: count(),
+            most: count(),
+        }
     }
 }
 
@@ -72,8 +89,16 @@ impl Fault {
         self.done.load(Ordering::SeqCst)
     }
 
+    /// The most that were ever under way at the same time.
+    pub fn most_at_once(&self) -> usize {
+        self.most.load(Ordering::SeqCst)
+    }
+
     async fn run<T: Send>(&self, operation: impl Future<Output = Result<T>> + Send) -> Result<T> {
         self.begun.fetch_add(1, Ordering::SeqCst);
+        let now = self.under_way.fetch_add(1, Ordering::SeqCst) + 1;
+        self.most.fetch_max(now, Ordering::SeqCst);
+        let _under_way = UnderWay(self);
         let mode = *self.mode.borrow();
         if mode == Mode::Hang {
             self.changed(mode).await;

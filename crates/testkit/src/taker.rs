@@ -19,15 +19,18 @@
 //! | `wait-lost` | `ok CAUSE` |
 //! | `fenced-write FILE VALUE` | `ok accepted` or `ok refused`, as a late writer that does not ask whether it is lost |
 //! | `rounds NAME N DIR` | takes and releases so often, with a judge; `ok VIOLATIONS` |
+//! | `release-on-signal` | `ok told` |
 //! | `exit` | ends without releasing |
 
 pub mod child;
 
 use std::io::Write;
 use std::os::unix::process::CommandExt;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
+pub use rustix::process::Signal;
+use rustix::process::{Pid, kill_process};
 use tokio::sync::mpsc;
 
 use crate::signal;
@@ -191,6 +194,27 @@ impl Taker {
     pub fn kill(&mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
+    }
+
+    /// Sends it a signal.
+    ///
+    /// # Panics
+    ///
+    /// When it is gone.
+    pub fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.child), signal).unwrap();
+    }
+
+    /// How it ends, by itself.
+    ///
+    /// # Panics
+    ///
+    /// When it does not.
+    pub async fn ends_within(&mut self, time: Duration) -> ExitStatus {
+        // Its standard output ends with it.
+        let end = async { while self.answers.recv().await.is_some() {} };
+        tokio::time::timeout(time, end).await.expect("it does not end");
+        self.child.wait().unwrap()
     }
 
     /// Stops it with SIGSTOP.

@@ -5,7 +5,8 @@ use std::time::Duration;
 use lockkeeper::clock::Instant;
 use lockkeeper::{Cause, Error};
 
-use super::{Harness, can, idle, in_order, queued, show};
+use super::{Harness, can, faulty, idle, in_order, queued, show};
+use crate::faulty::Mode;
 use crate::wait::{LONG, eventually, soon};
 
 /// Shutdown tells every guard and gives back what is still held; short fixed leases end by
@@ -53,6 +54,26 @@ pub async fn what_has_ended_is_forgotten(harness: &dyn Harness) {
     eventually("that was long ago", long_ago).await;
     let report = soon("the end", locks.shutdown(LONG)).await;
     assert_eq!((report.released, report.left), (0, 0));
+}
+
+/// A lock whose guard is gone may still be on its way back: a process that ended now would leave it.
+pub async fn shutdown_waits_for_what_is_on_its_way_back(harness: &dyn Harness) {
+    let (locks, faults) = faulty(harness).await;
+    let guard = in_order(&locks, locks.mutex("x")).lock().await.unwrap();
+    faults.release.set(Mode::Hang);
+    drop(guard);
+    let shutting_down = async {
+        let report = locks.shutdown(LONG).await;
+        (report, faults.release.done())
+    };
+    let meanwhile = async {
+        let closed = async || matches!(locks.mutex("y").try_lock().await, Err(Error::ShutDown));
+        eventually("it shuts down", closed).await;
+        faults.release.set(Mode::Pass);
+    };
+    let ((report, released), ()) =
+        soon("the end", async { tokio::join!(shutting_down, meanwhile) }).await;
+    assert_eq!((report.released, report.left, released), (0, 0, 1));
 }
 
 /// Those who wait at shutdown are told so, and leave nothing; without guards it takes no time.

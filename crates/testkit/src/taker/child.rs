@@ -88,6 +88,10 @@ async fn obey(locks: &Locks, guards: &mut Vec<Guard>, words: &[&str]) -> Answer 
             Ok(written.map_or_else(|_| "refused".into(), |()| "accepted".into()))
         }
         ["rounds", name, times, dir] => rounds(locks, name, times.parse()?, Path::new(dir)).await,
+        ["release-on-signal"] => {
+            locks.release_on_signal()?;
+            Ok("told".into())
+        }
         ["exit"] => std::process::exit(0),
         [how, name, options @ ..] => match take(locks, how, name, options).await? {
             Some(guard) => {
