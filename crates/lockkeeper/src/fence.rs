@@ -7,16 +7,31 @@
 //! | resource | enforcer |
 //! | --- | --- |
 //! | rows in PostgreSQL, MySQL and MariaDB | `fence::sql` (cargo features `postgres` and `mysql`) |
+//! | keys in Redis | `fence::redis` (cargo feature `redis`) |
+//! | a service | `fence::http`, layers of tower (cargo feature `http`) |
+//! | a file | [`fence::file`](file) |
 //! | keys in etcd | `Guard::txn` (cargo feature `etcd`), which needs no token |
 //! | nodes in ZooKeeper | `Guard::zookeeper` (cargo feature `zookeeper`), the same |
 //!
+//! Resources of your own compare with [`Stale`] and `<`; those without a place for a token of their own leave it to a
+//! [`TokenStore`]. Locks without tokens, of other libraries, have [`Mark`].
+//!
 //! Tokens of one name can be compared, tokens of two names cannot: what is fenced belongs to one lock.
 
+pub mod file;
+#[cfg(feature = "http")]
+pub mod http;
+mod mark;
+#[cfg(feature = "redis")]
+pub mod redis;
 #[cfg(any(feature = "mysql", feature = "postgres"))]
 pub mod sql;
+mod tokens;
 
 use std::fmt;
 
+pub use self::mark::Mark;
+pub use self::tokens::{MemoryTokens, TokenStore};
 use crate::error::BoxError;
 use crate::token::Token;
 
@@ -55,6 +70,14 @@ pub enum Error {
     /// The token is older than one that the resource has seen. Nothing was written.
     #[error(transparent)]
     Stale(Stale),
+
+    /// The [`Mark`] on the resource is not this one any more: somebody else is at it, or was. Nothing was
+    /// written.
+    #[error("{resource} bears another mark")]
+    Overtaken {
+        /// What was to be written.
+        resource: String,
+    },
 
     /// There is nothing to be written to, so nothing was refused and nothing written.
     #[error("{resource} does not exist")]
@@ -103,6 +126,15 @@ impl Error {
         match self {
             Self::Stale(stale) => Some(stale),
             _ => None,
+        }
+    }
+
+    /// The same refusal of something that is kept under another name than it has.
+    #[cfg(feature = "redis")]
+    fn of(self, resource: &str) -> Self {
+        match self {
+            Self::Stale(stale) => Self::Stale(Stale { resource: resource.to_owned(), ..stale }),
+            other => other,
         }
     }
 }
