@@ -64,6 +64,7 @@ mod attach;
 mod enforce;
 mod header;
 mod problem;
+mod turns;
 
 pub use http;
 

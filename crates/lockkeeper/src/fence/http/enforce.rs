@@ -5,6 +5,7 @@ use std::future::{Future, ready};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use http::{HeaderMap, Method, Request, Response, Uri};
 use tower_layer::Layer;
@@ -12,8 +13,12 @@ use tower_service::Service;
 
 use super::header::{Fence, Malformed};
 use super::problem::Problem;
+use super::turns::Turns;
 use crate::fence::TokenStore;
 use crate::name::Name;
+
+/// How long a request waits for older ones.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// What to do with a request that says nothing about a lock. One that says it wrongly is always refused.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -37,10 +42,17 @@ type NameBy = dyn Fn(&Uri) -> Option<Name> + Send + Sync;
 /// Once a request under a token has reached the service inside, no request under an older token of the same
 /// name does, in all processes that share the [`TokenStore`]. When the store does not answer, nothing passes.
 ///
+/// In one process requests under different tokens of one name are never inside at the same time: a newer one waits
+/// until older ones, which were let in before, have been answered. Those that take longer than
+/// [`patience`](Self::patience) are dropped where they stand and answered with 412, as one whose client was stopped in
+/// the middle of the body. Requests under the same token, and of different names, go on side by side.
+///
 /// # When it breaks
 ///
-/// - It fences the beginning of a request. One that was let in, and is slow, is not stopped when a newer one
-///   is let in after it. Where that matters, let the handler hand the [`Fence`] of the request on to what it writes to.
+/// - Work that goes on after its request has been answered or dropped, in another task or another server,
+///   is not seen. Let the handler hand the [`Fence`] of the request on to what it writes to.
+/// - Requests that two processes of the service work on at the same time do not wait for each other: one that was
+///   let in there, and is slow, may still write after one here. The same helps.
 /// - It believes the name that the client says; [`name_by`](Self::name_by) does not.
 /// - Tokens that the store forgets.
 ///
@@ -58,6 +70,8 @@ pub struct EnforceLayer {
 #[derive(Clone)]
 struct Rules {
     store: Arc<dyn TokenStore>,
+    turns: Arc<Turns>,
+    patience: Duration,
     missing: Missing,
     name_by: Option<Arc<NameBy>>,
 }
@@ -65,13 +79,22 @@ struct Rules {
 impl EnforceLayer {
     /// Remembers tokens in this store.
     pub fn new(store: impl TokenStore) -> Self {
-        Self { rules: Rules { store: Arc::new(store), missing: Missing::default(), name_by: None } }
+        let (store, turns) = (Arc::new(store), Arc::default());
+        let (patience, missing, name_by) = (PATIENCE, Missing::default(), None);
+        Self { rules: Rules { store, turns, patience, missing, name_by } }
     }
 
     /// Does this with requests that say nothing about a lock, instead of refusing them.
     #[must_use]
     pub fn missing(mut self, missing: Missing) -> Self {
         self.rules.missing = missing;
+        self
+    }
+
+    /// Lets a request wait for so long, instead of 5 s, for older ones that are still being worked on.
+    #[must_use]
+    pub fn patience(mut self, patience: Duration) -> Self {
+        self.rules.patience = patience;
         self
     }
 
@@ -166,13 +189,21 @@ where
         // The one that is ready, which a clone need not be.
         let clone = self.inner.clone();
         let mut inner = std::mem::replace(&mut self.inner, clone);
-        let store = Arc::clone(&self.rules.store);
+        let Rules { store, turns, patience, .. } = self.rules.clone();
         Box::pin(async move {
-            if let Err(error) = store.raise(fence.name(), fence.token()).await {
+            let (name, token) = (fence.name(), fence.token());
+            let mut turn = turns.arrive(name);
+            if let Err(error) = store.raise(name, token).await {
                 return Ok(Problem::from(error).response());
             }
-            request.extensions_mut().insert(fence);
-            inner.call(request).await
+            if let Err(newest) = turn.enter(token, patience).await {
+                return Ok(Problem::overtaken(&fence, newest).response());
+            }
+            request.extensions_mut().insert(fence.clone());
+            tokio::select! {
+                answer = inner.call(request) => answer,
+                newest = turn.shown_out() => Ok(Problem::overtaken(&fence, newest).response()),
+            }
         })
     }
 }

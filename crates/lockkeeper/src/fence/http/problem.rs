@@ -4,8 +4,9 @@ use http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use http::{HeaderValue, Response, StatusCode};
 use serde_json::json;
 
-use super::header::{Malformed, NEWEST};
+use super::header::{Fence, Malformed, NEWEST};
 use crate::fence::{Error, Stale};
+use crate::token::Token;
 
 /// Why a request does not reach the service inside.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,6 +32,12 @@ impl From<Error> for Problem {
 }
 
 impl Problem {
+    /// A newer one came after it had passed.
+    pub(super) fn overtaken(fence: &Fence, newest: Token) -> Self {
+        let resource = fence.name().to_string();
+        Self::Stale(Stale { resource, token: fence.token(), newest: Some(newest) })
+    }
+
     fn kind(&self) -> (StatusCode, &'static str, &'static str) {
         match self {
             Self::Stale(_) => (StatusCode::PRECONDITION_FAILED, "stale", "The lock was lost"),
@@ -82,7 +89,6 @@ impl Problem {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::token::Token;
 
     #[test]
     fn a_refusal_says_what_and_why() {
