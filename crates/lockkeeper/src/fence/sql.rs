@@ -87,10 +87,13 @@
 //! whoever may drop the trigger are not stopped. In an upsert say the token as a parameter, not as
 //! `excluded.fence_by` or `VALUES(fence_by)`, which the trigger has emptied already: it is refused.
 
+mod marked;
 #[cfg(feature = "mysql")]
 mod mysql;
 #[cfg(feature = "postgres")]
 mod postgres;
+mod row;
+mod tokens;
 mod write;
 
 use std::fmt;
@@ -100,8 +103,11 @@ use std::marker::PhantomData;
 pub use sqlx;
 use sqlx::{Database, QueryBuilder};
 
-pub use self::write::{Delete, Insert, Value, Write};
-use super::{Error, Result, Stale};
+pub use self::marked::{Marked, Marking};
+pub use self::row::Value;
+pub use self::tokens::SqlTokens;
+pub use self::write::{Delete, Insert, Write};
+use super::{Error, Mark, Result, Stale};
 use crate::token::Token;
 
 /// SQLSTATE of our triggers: an older token, and none.
@@ -125,7 +131,14 @@ mod sealed {
         /// Reads the row as it is now, not as it was when the transaction began.
         const AS_IT_IS: &'static str;
 
+        /// The type of a lock's name that is compared byte by byte.
+        const LOCK_NAME: &'static str;
+        /// What an `INSERT` of a token does where there is one already.
+        const OR_LARGER: &'static str;
+
         fn bind(sql: &mut QueryBuilder<Self>, number: i64);
+
+        fn bind_text(sql: &mut QueryBuilder<Self>, text: &str);
 
         /// How many rows it matched.
         fn execute(
@@ -163,6 +176,8 @@ pub struct Table<DB: System> {
     schema: Option<String>,
     name: String,
     column: String,
+    /// The column for marks.
+    mark: String,
     trigger: bool,
     prepared: bool,
     system: PhantomData<fn() -> DB>,
@@ -189,8 +204,9 @@ impl<DB: System> Table<DB> {
             Some((schema, name)) => (Some(identifier(schema)?), identifier(name)?),
             None => (None, identifier(name)?),
         };
-        let (column, trigger, prepared, system) = ("fence".into(), false, true, PhantomData);
-        Ok(Self { schema, name, column, trigger, prepared, system })
+        let (column, mark) = ("fence".into(), "mark".into());
+        let (trigger, prepared, system) = (false, true, PhantomData);
+        Ok(Self { schema, name, column, mark, trigger, prepared, system })
     }
 
     /// Has its fence in another column. With a trigger the token is then said in `COLUMN_by`.
@@ -201,6 +217,15 @@ impl<DB: System> Table<DB> {
     pub fn column(self, name: &str) -> Result<Self> {
         identifier(&format!("{name}_by"))?;
         Ok(Self { column: identifier(name)?, ..self })
+    }
+
+    /// Has its marks in another column than `mark`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] as for [`new`](Self::new).
+    pub fn mark_column(self, name: &str) -> Result<Self> {
+        Ok(Self { mark: identifier(name)?, ..self })
     }
 
     /// Has the trigger of [`install_trigger`](Self::install_trigger): writes say their token to it as well.
@@ -231,6 +256,30 @@ impl<DB: System> Table<DB> {
         Delete::new(self, token)
     }
 
+    /// Leaves a mark in one row, before the work. See [`Mark`]; the column is `mark VARCHAR(255) NULL`, in MySQL with
+    /// `CHARACTER SET ascii COLLATE ascii_bin`.
+    ///
+    /// ```no_run
+    /// # #[cfg(feature = "postgres")]
+    /// # #[allow(dead_code)]
+    /// # async fn pay(guard: &lockkeeper::Guard, connection: &mut lockkeeper::fence::sql::sqlx::PgConnection) -> lockkeeper::fence::Result<()> {
+    /// # use lockkeeper::fence::{Mark, sql::{Table, sqlx::Postgres}};
+    /// let accounts = Table::<Postgres>::new("accounts")?;
+    /// let mark = Mark::of(guard);
+    /// accounts.mark(&mark).key("id", 42_i64).execute(connection).await?;
+    /// // Now read, and think. Then:
+    /// accounts.marked(&mark).key("id", 42_i64).set("balance", 95_i64).execute(connection).await
+    /// # }
+    /// ```
+    pub fn mark(&self, mark: &Mark) -> Marking<'_, DB> {
+        Marking::new(self, mark)
+    }
+
+    /// Changes one row if the mark is still there.
+    pub fn marked(&self, mark: &Mark) -> Marked<'_, DB> {
+        Marked::new(self, mark)
+    }
+
     /// Adds the columns and the trigger that refuses late and forgetful writers, where they are missing.
     /// Needs the rights in docs/OPERATIONS.md; run again it changes nothing.
     ///
@@ -250,6 +299,11 @@ impl<DB: System> Table<DB> {
     /// As for [`install_trigger`](Self::install_trigger).
     pub async fn remove_trigger(&self, connection: &mut DB::Connection) -> Result<()> {
         DB::remove(self, connection).await
+    }
+
+    /// Whether it is a column that is not for others to set.
+    fn owns(&self, column: &str) -> bool {
+        column == self.column || column == self.by()
     }
 
     fn quoted(&self) -> String {
@@ -275,6 +329,7 @@ impl<DB: System> Clone for Table<DB> {
             schema: self.schema.clone(),
             name: self.name.clone(),
             column: self.column.clone(),
+            mark: self.mark.clone(),
             ..*self
         }
     }

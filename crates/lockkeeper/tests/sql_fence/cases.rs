@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use lockkeeper::fence::sql::{Table, Write};
-use lockkeeper::fence::{Error, Stale};
+use lockkeeper::fence::sql::{SqlTokens, Table, Write};
+use lockkeeper::fence::{Error, Mark, Stale, TokenStore};
 use sqlx::{AssertSqlSafe, Connection, Database as _};
 use testkit::database::Database;
 use testkit::random::Random;
@@ -408,4 +408,122 @@ async fn what_cannot_be_fenced_is_refused_with_a_reason() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stopped_holder_that_writes_late_is_refused_by_helper_and_trigger() {
     crate::late::stop_and_go_on(SYSTEM, &start().await).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stopped_holder_whose_mark_is_gone_is_refused() {
+    let database = start().await;
+    database.operator("here", MARK_COLUMN);
+    crate::late::stop_and_go_on_with_marks(SYSTEM, &database).await;
+}
+
+/// The mark of row 1.
+fn mark_of(database: &Database) -> String {
+    database.operator("here", "SELECT balance, COALESCE(mark, 'none') FROM accounts WHERE id = 1")
+}
+
+#[tokio::test]
+async fn only_who_has_marked_a_row_writes_it() {
+    let database = start().await;
+    let mut client = connect(&database).await;
+    database.operator("here", MARK_COLUMN);
+    let (accounts, [one, two]) = (accounts(), ["one", "two"].map(|mark| Mark::new(mark).unwrap()));
+    let write = |mark, balance: i64| accounts.marked(mark).key("id", 1_i64).set("balance", balance);
+    let error = write(&one, 1).execute(&mut client).await.unwrap_err();
+    assert!(matches!(error, Error::Overtaken { .. }), "never marked: {error:?}");
+    for _ in 0..2 {
+        accounts.mark(&one).key("id", 1_i64).execute(&mut client).await.unwrap();
+    }
+    for balance in [5, 5, 6] {
+        write(&one, balance).execute(&mut client).await.unwrap();
+    }
+    assert_eq!(mark_of(&database), "6|one");
+    accounts.mark(&two).key("id", 1_i64).execute(&mut client).await.unwrap();
+    let late = write(&one, 7).execute(&mut client).await.unwrap_err();
+    assert!(matches!(&late, Error::Overtaken { resource } if resource == "accounts[id=1]"));
+    let more = accounts.marked(&two).key("id", 1_i64).set_to("balance", |sql| {
+        sql.push("balance + ").push_bind(1_i64);
+    });
+    more.execute(&mut client).await.unwrap();
+    assert_eq!(mark_of(&database), "7|two");
+    let nobody = accounts.marked(&two).key("id", 9_i64).execute(&mut client).await.unwrap_err();
+    assert!(matches!(nobody, Error::Missing { .. }), "{nobody:?}");
+    let nobody = accounts.mark(&two).key("id", 9_i64).execute(&mut client).await.unwrap_err();
+    assert!(matches!(nobody, Error::Missing { .. }), "{nobody:?}");
+    let all = accounts.mark(&two).execute(&mut client).await.unwrap_err();
+    assert!(matches!(all, Error::Invalid(_)), "{all:?}");
+}
+
+/// Work that is read and written under a mark is not lost, even if everybody believes to have the lock.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn with_marks_no_update_is_lost_although_all_are_holders() {
+    const ROUNDS: i64 = 15;
+    let database = start().await;
+    database.operator("here", MARK_COLUMN);
+    let mut writers = Vec::new();
+    for who in 0..4 {
+        let mut client = connect(&database).await;
+        writers.push(tokio::spawn(async move {
+            let (accounts, mut done, mut round) = (accounts(), 0, 0);
+            while done < ROUNDS {
+                round += 1;
+                let mark = Mark::new(format!("{who}-{round}")).unwrap();
+                accounts.mark(&mark).key("id", 1_i64).execute(&mut client).await.unwrap();
+                let read = sqlx::query_scalar("SELECT balance FROM accounts WHERE id = 1");
+                let balance: i64 = read.fetch_one(&mut client).await.unwrap();
+                let write = accounts.marked(&mark).key("id", 1_i64).set("balance", balance + 1);
+                match write.execute(&mut client).await {
+                    Ok(()) => done += 1,
+                    Err(error) => assert!(matches!(error, Error::Overtaken { .. }), "{error:?}"),
+                }
+            }
+        }));
+    }
+    for writer in writers {
+        soon("all come to their end", writer).await.unwrap();
+    }
+    let balance = mark_of(&database);
+    assert!(balance.starts_with(&format!("{}|", 4 * ROUNDS)), "{balance}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tokens_in_a_table_are_those_of_their_names() {
+    let database = SYSTEM.start(&[]).await;
+    let pool = sqlx::Pool::<Db>::connect(&database.url("here")).await.unwrap();
+    let tokens = std::sync::Arc::new(SqlTokens::new(pool.clone()).unwrap());
+    let x = "x".parse().unwrap();
+    assert!(matches!(tokens.raise(&x, token(1)).await, Err(Error::Store { .. })), "no table");
+    tokens.create_table().await.unwrap();
+    tokens.create_table().await.unwrap();
+    for name in ["x", "X", "日本", "a'b", "ss", "ß"] {
+        let of = name.parse().unwrap();
+        for under in [7, 7, 8, 8] {
+            tokens.raise(&of, token(under)).await.unwrap();
+        }
+        stale(&tokens.raise(&of, token(7)).await.unwrap_err(), name, 7, 8);
+    }
+    // As after a restart.
+    let again = SqlTokens::new(pool).unwrap();
+    stale(&again.raise(&x, token(7)).await.unwrap_err(), "x", 7, 8);
+    let mut random = Random::seeded();
+    let mut raisers = Vec::new();
+    for _ in 0..4 {
+        let (tokens, mut random, x) = (tokens.clone(), random.fork(), x.clone());
+        raisers.push(tokio::spawn(async move {
+            let mut largest = 0;
+            for _ in 0..30 {
+                let under = 9 + random.below(1000);
+                match tokens.raise(&x, token(under)).await {
+                    Ok(()) => largest = largest.max(under),
+                    Err(error) => assert!(error.stale().unwrap().newest > Some(token(under))),
+                }
+            }
+            largest
+        }));
+    }
+    let mut largest = 0;
+    for raiser in raisers {
+        largest = largest.max(raiser.await.unwrap());
+    }
+    stale(&tokens.raise(&x, token(1)).await.unwrap_err(), "x", 1, largest);
 }

@@ -4,7 +4,7 @@ use std::io::Write;
 use std::time::Duration;
 
 use lockkeeper::fence::sql::Table;
-use lockkeeper::fence::{Error, Result};
+use lockkeeper::fence::{Error, Mark, Result};
 use lockkeeper::{Guard, Locks, Token};
 use sqlx::{AssertSqlSafe, Connection, MySql, MySqlConnection, PgConnection, Postgres};
 use testkit::database::{Database, System};
@@ -56,6 +56,28 @@ impl Writer {
         Ok(written?)
     }
 
+    /// By a mark instead of the token: leaves it, or writes if it is there.
+    async fn mark(&mut self, mark: &Mark, balance: Option<i64>) -> Result<()> {
+        if let Some(client) = &mut self.postgres {
+            let table = Table::<Postgres>::new("accounts")?;
+            return match balance {
+                None => table.mark(mark).key("id", 1_i64).execute(client).await,
+                Some(balance) => {
+                    let write = table.marked(mark).key("id", 1_i64).set("balance", balance);
+                    write.execute(client).await
+                }
+            };
+        }
+        let (table, client) = (Table::<MySql>::new("accounts")?, self.mysql.as_mut().unwrap());
+        match balance {
+            None => table.mark(mark).key("id", 1_i64).execute(client).await,
+            Some(balance) => {
+                let write = table.marked(mark).key("id", 1_i64).set("balance", balance);
+                write.execute(client).await
+            }
+        }
+    }
+
     async fn install(&mut self) {
         match (&mut self.postgres, &mut self.mysql) {
             (Some(client), _) => {
@@ -98,17 +120,21 @@ async fn serve(url: &str) {
             answer(&taken.token().to_string());
             continue;
         }
-        let token = guard.as_ref().unwrap().token();
+        let guard = guard.as_ref().unwrap();
+        let token = guard.token();
         let written = match command.trim_end() {
             "helper" => writer.help(token, -1).await,
             "by hand" => writer.by_hand(&format!("balance = -1, fence_by = {token}")).await,
             "forgetful" => writer.by_hand("balance = -1").await,
+            "mark" => writer.mark(&Mark::of(guard), None).await,
+            "marked" => writer.mark(&Mark::of(guard), Some(-1)).await,
             other => panic!("unknown command {other}"),
         };
         answer(&match written {
             Ok(()) => "written".to_owned(),
             Err(Error::Stale(late)) => format!("stale {}", late.newest.unwrap()),
             Err(Error::NoToken { .. }) => "no token".to_owned(),
+            Err(Error::Overtaken { .. }) => "overtaken".to_owned(),
             Err(other) => format!("{other:?}"),
         });
     }
@@ -147,4 +173,26 @@ pub(crate) async fn stop_and_go_on(system: System, database: &Database) {
         assert_eq!(row(), format!("100|{token}"), "the new holder's value is intact");
         guard.release().await.unwrap();
     }
+}
+
+/// The same with marks instead of tokens.
+pub(crate) async fn stop_and_go_on_with_marks(system: System, database: &Database) {
+    let url = database.url("here");
+    Locks::init(&url).await.unwrap();
+    let locks = Locks::connect(&url).await.unwrap();
+    let mut writer = Writer::connect(&url).await;
+    let mut late = Taker::spawn(&url).await;
+    late.token("lock").await;
+    for step in ["mark", "marked"] {
+        assert_eq!(late.ask(step).await, "written", "in time, on {system:?}");
+    }
+    late.stop();
+    let guard = soon("its lease has ended", locks.mutex("accounts/1").lock()).await.unwrap();
+    let mark = Mark::of(&guard);
+    writer.mark(&mark, None).await.unwrap();
+    writer.mark(&mark, Some(100)).await.unwrap();
+    late.go_on();
+    assert_eq!(late.ask("marked").await, "overtaken", "on {system:?}");
+    let row = database.operator("here", "SELECT balance, mark FROM accounts WHERE id = 1");
+    assert_eq!(row, format!("100|{mark}"), "the new holder's value is intact");
 }

@@ -16,5 +16,8 @@ const WRITER: &str =
     "CREATE USER app; GRANT SELECT, INSERT, UPDATE, DELETE ON here.accounts TO app";
 /// What a user needs to install the trigger.
 const OWNER: &str = "GRANT ALTER, TRIGGER ON here.accounts TO app";
+/// A column for marks.
+const MARK_COLUMN: &str =
+    "ALTER TABLE accounts ADD mark VARCHAR(255) CHARACTER SET ascii COLLATE ascii_bin";
 
 include!("cases.rs");

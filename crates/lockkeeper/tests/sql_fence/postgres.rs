@@ -16,6 +16,8 @@ const UNFIT: &[(&str, &str, &str)] = &[
 const WRITER: &str = "CREATE USER app; GRANT SELECT, INSERT, UPDATE, DELETE ON accounts TO app";
 /// What a user needs to install the trigger.
 const OWNER: &str = "GRANT CREATE ON SCHEMA public TO app; ALTER TABLE accounts OWNER TO app";
+/// A column for marks.
+const MARK_COLUMN: &str = "ALTER TABLE accounts ADD mark VARCHAR(255)";
 
 include!("cases.rs");
 

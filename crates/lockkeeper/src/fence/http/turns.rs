@@ -192,13 +192,13 @@ mod tests {
         assert_eq!(enter(&mut slow, 5), Some(Err(token(6))));
     }
 
-    #[tokio::test(start_paused = true)]
+    #[tokio::test]
     async fn who_does_not_leave_is_shown_out() {
         let (turns, name) = (Arc::new(Turns::default()), "x".parse().unwrap());
         let [mut old, mut new] = [(); 2].map(|()| turns.arrive(&name));
         assert_eq!(enter(&mut old, 5), Some(Ok(())));
         let work = tokio::spawn(async move { old.shown_out().await });
-        new.enter(token(6), Duration::from_secs(5)).await.unwrap();
+        new.enter(token(6), Duration::from_millis(20)).await.unwrap();
         assert_eq!(work.await.unwrap(), token(6));
         assert_eq!(new.shown_out().now_or_never(), None, "not who has shown the other out");
     }

@@ -140,8 +140,16 @@ impl Dialect for MySql {
     const NUMBER: &'static str = "SIGNED";
     const AS_IT_IS: &'static str = " LOCK IN SHARE MODE";
 
+    const LOCK_NAME: &'static str = "VARBINARY(255)";
+    const OR_LARGER: &'static str =
+        "ON DUPLICATE KEY UPDATE {fence} = GREATEST({fence}, VALUES({fence}))";
+
     fn bind(sql: &mut QueryBuilder<Self>, number: i64) {
         sql.push_bind(number);
+    }
+
+    fn bind_text(sql: &mut QueryBuilder<Self>, text: &str) {
+        sql.push_bind(text.to_owned());
     }
 
     /// The driver asks for the rows that were found (`CLIENT_FOUND_ROWS`), not for those that were

@@ -86,8 +86,16 @@ impl Dialect for Postgres {
     const NUMBER: &'static str = "bigint";
     const AS_IT_IS: &'static str = "";
 
+    const LOCK_NAME: &'static str = "text";
+    const OR_LARGER: &'static str =
+        "ON CONFLICT (name) DO UPDATE SET {fence} = GREATEST({table}.{fence}, excluded.{fence})";
+
     fn bind(sql: &mut QueryBuilder<Self>, number: i64) {
         sql.push_bind(number);
+    }
+
+    fn bind_text(sql: &mut QueryBuilder<Self>, text: &str) {
+        sql.push_bind(text.to_owned());
     }
 
     async fn execute(

@@ -2,113 +2,35 @@
 
 use std::fmt;
 
-use sqlx::{Connection, Encode, QueryBuilder, Transaction, Type};
+use sqlx::{Connection, QueryBuilder, Transaction};
 
-use super::{Error, Result, Stale, System, Table, identifier, number, quote, refused, store};
+use super::row::{Row, Value, bind};
+use super::{Error, Result, Stale, System, Table, number, quote, refused, store};
 use crate::token::Token;
 
 /// How often a write is tried whose refusal cannot be explained: the row has changed in between.
 const TRIES: u32 = 16;
 
-/// Pushes a value or an expression. Called again for every statement that needs it.
-type Push<DB> = Box<dyn Fn(&mut QueryBuilder<DB>) + Send + Sync>;
-
-/// A value that can be sent as often as needed.
-pub trait Value<DB: System>:
-    for<'q> Encode<'q, DB> + Type<DB> + Clone + Send + Sync + 'static
-{
-}
-
-impl<DB: System, T> Value<DB> for T where
-    T: for<'q> Encode<'q, DB> + Type<DB> + Clone + Send + Sync + 'static
-{
-}
-
-fn bind<DB: System>(value: impl Value<DB>) -> Push<DB> {
-    Box::new(move |sql| {
-        sql.push_bind(value.clone());
-    })
-}
-
 /// What is written to which row, under which token.
 struct Parts<'t, DB: System> {
-    table: &'t Table<DB>,
+    row: Row<'t, DB>,
     token: Token,
-    keys: Vec<(String, Push<DB>)>,
-    sets: Vec<(String, Push<DB>)>,
-    /// The key, as errors show it.
-    shown: Vec<String>,
-    /// The first name that cannot be used.
-    invalid: Option<Error>,
 }
 
 impl<'t, DB: System> Parts<'t, DB> {
     fn new(table: &'t Table<DB>, token: Token) -> Self {
-        let (keys, sets, shown, invalid) = Default::default();
-        Self { table, token, keys, sets, shown, invalid }
-    }
-
-    fn note<T>(&mut self, result: Result<T>) -> Option<T> {
-        match result {
-            Ok(fine) => Some(fine),
-            Err(error) => {
-                self.invalid.get_or_insert(error);
-                None
-            }
-        }
-    }
-
-    fn key(&mut self, column: &str, value: impl Value<DB> + fmt::Debug) {
-        if let Some(name) = self.note(identifier(column)) {
-            self.shown.push(format!("{name}={value:?}"));
-            self.keys.push((name, bind(value)));
-        }
-    }
-
-    fn set(&mut self, column: &str, push: Push<DB>) {
-        let name = identifier(column).and_then(|name| match name {
-            _ if name == self.table.column || name == self.table.by() => {
-                Err(Error::Invalid(format!("{name} is the fence's own: it sets it")))
-            }
-            _ => Ok(name),
-        });
-        if let Some(name) = self.note(name) {
-            self.sets.push((name, push));
-        }
-    }
-
-    fn resource(&self) -> String {
-        match self.shown.as_slice() {
-            [] => self.table.to_string(),
-            keys => format!("{}[{}]", self.table, keys.join(", ")),
-        }
+        Self { row: Row::new(table), token }
     }
 
     /// The number of the token, if everything else makes sense too.
     fn check(&mut self, needs_key: bool) -> Result<i64> {
-        match self.invalid.take() {
-            Some(invalid) => return Err(invalid),
-            None if needs_key && self.keys.is_empty() => {
-                let resource = self.resource();
-                return Err(Error::Invalid(format!("say which row of {resource}: key(…)")));
-            }
-            None => {}
-        }
+        self.row.check(needs_key)?;
         number(self.token)
-    }
-
-    /// `WHERE` the key is this one.
-    fn push_key(&self, sql: &mut QueryBuilder<DB>) {
-        for (at, (column, push)) in self.keys.iter().enumerate() {
-            let before = if at == 0 { " WHERE " } else { " AND " };
-            sql.push(format_args!("{before}{} = ", quote::<DB>(column)));
-            push(sql);
-        }
     }
 
     /// `AND` the fence is not newer.
     fn push_fence(&self, sql: &mut QueryBuilder<DB>, token: i64) {
-        let fence = quote::<DB>(&self.table.column);
+        let fence = quote::<DB>(&self.row.table.column);
         sql.push(format_args!(" AND ({fence} IS NULL OR {fence} <= "));
         DB::bind(sql, token);
         sql.push(")");
@@ -121,21 +43,17 @@ impl<'t, DB: System> Parts<'t, DB> {
         by: Option<i64>,
         connection: &mut DB::Connection,
     ) -> Result<()> {
-        let (table, fence) = (self.table.quoted(), quote::<DB>(&self.table.column));
+        let (table, fence) = (self.row.table.quoted(), quote::<DB>(&self.row.table.column));
         let build = || {
             let mut sql = QueryBuilder::new(format!("UPDATE {table} SET "));
-            for (column, push) in &self.sets {
-                sql.push(format_args!("{} = ", quote::<DB>(column)));
-                push(&mut sql);
-                sql.push(", ");
-            }
+            self.row.push_sets(&mut sql);
             sql.push(format_args!("{fence} = "));
             DB::bind(&mut sql, token);
             if let Some(by) = by {
-                sql.push(format_args!(", {} = ", quote::<DB>(&self.table.by())));
+                sql.push(format_args!(", {} = ", quote::<DB>(&self.row.table.by())));
                 DB::bind(&mut sql, by);
             }
-            self.push_key(&mut sql);
+            self.row.push_key(&mut sql);
             self.push_fence(&mut sql, token);
             sql
         };
@@ -150,36 +68,36 @@ impl<'t, DB: System> Parts<'t, DB> {
         connection: &mut DB::Connection,
     ) -> Result<()> {
         for _ in 0..TRIES {
-            match DB::execute(&mut build(), self.table.prepared, connection)
+            match DB::execute(&mut build(), self.row.table.prepared, connection)
                 .await
                 .map_err(|error| self.failed(error))?
             {
                 1 => return Ok(()),
                 0 => {}
-                rows => return Err(Error::Ambiguous { resource: self.resource(), rows }),
+                rows => return Err(Error::Ambiguous { resource: self.row.resource(), rows }),
             }
             // Refused already: this only tells why.
             if let Some(why) = self.explain(token, connection).await? {
                 return Err(why);
             }
         }
-        let context = format!("{} is changed by others all the time", self.resource());
+        let context = format!("{} is changed by others all the time", self.row.resource());
         Err(Error::Store { context, source: None })
     }
 
     /// Why no row matched, if it would not match now either.
     async fn explain(&self, token: i64, connection: &mut DB::Connection) -> Result<Option<Error>> {
-        let (fence, number) = (quote::<DB>(&self.table.column), DB::NUMBER);
+        let (fence, number) = (quote::<DB>(&self.row.table.column), DB::NUMBER);
         let mut sql = QueryBuilder::new(format!(
             "SELECT CAST({fence} AS {number}) FROM {}",
-            self.table.quoted()
+            self.row.table.quoted()
         ));
-        self.push_key(&mut sql);
+        self.row.push_key(&mut sql);
         sql.push(DB::AS_IT_IS);
-        let found = DB::numbers(&mut sql, self.table.prepared, connection)
+        let found = DB::numbers(&mut sql, self.row.table.prepared, connection)
             .await
             .map_err(|error| self.failed(error))?;
-        let resource = self.resource();
+        let resource = self.row.resource();
         if found.is_empty() {
             return Ok(Some(Error::Missing { resource }));
         }
@@ -192,10 +110,10 @@ impl<'t, DB: System> Parts<'t, DB> {
 
     /// What the database said, about this row.
     fn failed(&self, error: sqlx::Error) -> Error {
-        let resource = self.resource();
+        let resource = self.row.resource();
         match refused(&error) {
             Some(Error::Stale(stale)) => Error::Stale(Stale { resource, ..stale }),
-            Some(Error::NoToken { .. }) => Error::NoToken { resource, hint: self.table.hint() },
+            Some(Error::NoToken { .. }) => Error::NoToken { resource, hint: self.row.table.hint() },
             Some(other) => other,
             None => store(format!("writing to {resource} failed"), error),
         }
@@ -215,13 +133,13 @@ impl<'t, DB: System> Write<'t, DB> {
 
     /// Which row: the column has this value. Several must all have theirs.
     pub fn key(mut self, column: &str, value: impl Value<DB> + fmt::Debug) -> Self {
-        self.parts.key(column, value);
+        self.parts.row.key(column, value);
         self
     }
 
     /// Sets a column.
     pub fn set(mut self, column: &str, value: impl Value<DB>) -> Self {
-        self.parts.set(column, bind(value));
+        self.parts.row.set(column, bind(value));
         self
     }
 
@@ -244,7 +162,7 @@ impl<'t, DB: System> Write<'t, DB> {
         column: &str,
         expression: impl Fn(&mut QueryBuilder<DB>) + Send + Sync + 'static,
     ) -> Self {
-        self.parts.set(column, Box::new(expression));
+        self.parts.row.set(column, Box::new(expression));
         self
     }
 
@@ -257,7 +175,7 @@ impl<'t, DB: System> Write<'t, DB> {
     /// [`Error::Stale`], [`Error::Missing`] and whatever the database says.
     pub async fn execute(mut self, connection: &mut DB::Connection) -> Result<()> {
         let token = self.parts.check(true)?;
-        self.parts.update(token, self.parts.table.trigger.then_some(token), connection).await
+        self.parts.update(token, self.parts.row.table.trigger.then_some(token), connection).await
     }
 
     /// The same, and the row stays locked until the transaction ends: whatever else is written in it comes
@@ -284,7 +202,7 @@ impl<'t, DB: System> Insert<'t, DB> {
 
     /// Sets a column.
     pub fn set(mut self, column: &str, value: impl Value<DB>) -> Self {
-        self.parts.set(column, bind(value));
+        self.parts.row.set(column, bind(value));
         self
     }
 
@@ -296,15 +214,15 @@ impl<'t, DB: System> Insert<'t, DB> {
     /// then update it.
     pub async fn execute(mut self, connection: &mut DB::Connection) -> Result<()> {
         let token = self.parts.check(false)?;
-        let table = self.parts.table;
+        let table = self.parts.row.table;
         let fence = quote::<DB>(&table.column);
-        let columns = self.parts.sets.iter().map(|(column, _)| quote::<DB>(column) + ", ");
+        let columns = self.parts.row.sets.iter().map(|(column, _)| quote::<DB>(column) + ", ");
         let columns: String = columns.collect();
         let mut sql = QueryBuilder::new(format!(
             "INSERT INTO {} ({columns}{fence}) VALUES (",
             table.quoted()
         ));
-        for (_, push) in &self.parts.sets {
+        for (_, push) in &self.parts.row.sets {
             push(&mut sql);
             sql.push(", ");
         }
@@ -330,7 +248,7 @@ impl<'t, DB: System> Delete<'t, DB> {
 
     /// Which row: the column has this value. Several must all have theirs.
     pub fn key(mut self, column: &str, value: impl Value<DB> + fmt::Debug) -> Self {
-        self.parts.key(column, value);
+        self.parts.row.key(column, value);
         self
     }
 
@@ -342,7 +260,7 @@ impl<'t, DB: System> Delete<'t, DB> {
     /// [`Error::Stale`], [`Error::Missing`] and whatever the database says.
     pub async fn execute(mut self, connection: &mut DB::Connection) -> Result<()> {
         let token = self.parts.check(true)?;
-        if !self.parts.table.trigger {
+        if !self.parts.row.table.trigger {
             return self.delete(token, connection).await;
         }
         let failed = |error| self.parts.failed(error);
@@ -365,8 +283,9 @@ impl<'t, DB: System> Delete<'t, DB> {
 
     async fn delete(&self, token: i64, connection: &mut DB::Connection) -> Result<()> {
         let build = || {
-            let mut sql = QueryBuilder::new(format!("DELETE FROM {}", self.parts.table.quoted()));
-            self.parts.push_key(&mut sql);
+            let mut sql =
+                QueryBuilder::new(format!("DELETE FROM {}", self.parts.row.table.quoted()));
+            self.parts.row.push_key(&mut sql);
             self.parts.push_fence(&mut sql, token);
             sql
         };
@@ -379,7 +298,7 @@ macro_rules! debug {
         $(impl<DB: System> fmt::Debug for $type<'_, DB> {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.debug_struct(stringify!($type))
-                    .field("resource", &self.parts.resource())
+                    .field("resource", &self.parts.row.resource())
                     .field("token", &self.parts.token)
                     .finish_non_exhaustive()
             }
