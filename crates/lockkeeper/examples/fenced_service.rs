@@ -7,8 +7,8 @@ use axum::body::{Body, to_bytes};
 use axum::{Router, extract::Extension, routing::put};
 use hyper_util::client::legacy::Client;
 use hyper_util::rt::TokioExecutor;
-use lockkeeper::fence::http::{AttachLayer, EnforceLayer, Fence, http::Request};
 use lockkeeper::fence::MemoryTokens;
+use lockkeeper::fence::http::{AttachLayer, EnforceLayer, Fence, http::Request};
 use lockkeeper::{Guard, Locks};
 use tower::{Layer, ServiceExt};
 
