@@ -53,7 +53,8 @@ type NameBy = dyn Fn(&Uri) -> Option<Name> + Send + Sync;
 ///   is not seen. Let the handler hand the [`Fence`] of the request on to what it writes to.
 /// - Requests that two processes of the service work on at the same time do not wait for each other: one that was
 ///   let in there, and is slow, may still write after one here. The same helps.
-/// - It believes the name that the client says; [`name_by`](Self::name_by) does not.
+/// - It believes its clients: one that sends a token that nobody was granted keeps all others out for ever. Put what
+///   authenticates them before it. And it believes the name that they say; [`name_by`](Self::name_by) does not.
 /// - Tokens that the store forgets.
 ///
 /// # Cost

@@ -11,7 +11,7 @@ use crate::fence::TokenStore;
 use crate::name::Name;
 use crate::token::Token;
 
-/// A [`TokenStore`] in Redis: a key for each name, `lockkeeper:fence=tokens{…}`, and what
+/// A [`TokenStore`] in Redis: a key for each name, `lockkeeper:fence=lockkeeper:tokens{…}`, and what
 /// [the module](super) says of fences.
 ///
 /// The connection is cloned for each request: one of the driver's that can be shared, such as
@@ -47,7 +47,7 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisTokens<C> {
     /// The key of a name. Braces of its own would end the tag too early.
     fn key(&self, name: &Name) -> Result<Key> {
         let escaped = name.as_str().replace('%', "%25").replace('{', "%7B").replace('}', "%7D");
-        let key = Key::new(format!("tokens{{{escaped}}}"))?;
+        let key = Key::new(format!("lockkeeper:tokens{{{escaped}}}"))?;
         self.keep.map_or(Ok(key.clone()), |time| key.keep(time))
     }
 }
