@@ -116,7 +116,7 @@ impl FencedFile {
         let this = self.clone();
         in_background(move || {
             this.admit(&fence, token)?;
-            this.replace(&content)
+            this.replace(&content).map_err(|error| this.failed(error))
         })
         .await
     }
@@ -183,30 +183,27 @@ impl FencedFile {
         raised.map_err(|error| self.failed(error))
     }
 
-    fn replace(&self, content: &[u8]) -> Result<()> {
+    fn replace(&self, content: &[u8]) -> io::Result<()> {
         let new = self.beside(".new");
-        let replaced = || -> io::Result<()> {
-            let permissions = match fs::symlink_metadata(&self.path) {
-                Ok(old) if old.is_file() => Some(old.permissions()),
-                Ok(_) => return Err(io::Error::other("it is there and not a file")),
-                Err(error) if error.kind() == io::ErrorKind::NotFound => None,
-                Err(error) => return Err(error),
-            };
-            // What somebody has left who was killed: nobody else is here now.
-            match fs::remove_file(&new) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-                _ => {}
-            }
-            let mut file = OpenOptions::new().write(true).create_new(true).open(&new)?;
-            if let Some(permissions) = permissions {
-                file.set_permissions(permissions)?;
-            }
-            file.write_all(content)?;
-            file.sync_all()?;
-            fs::rename(&new, &self.path)?;
-            self.sync_directory()
+        let permissions = match fs::symlink_metadata(&self.path) {
+            Ok(old) if old.is_file() => Some(old.permissions()),
+            Ok(_) => return Err(io::Error::other("it is there and not a file")),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+            Err(error) => return Err(error),
         };
-        replaced().map_err(|error| self.failed(error))
+        // What somebody has left who was killed: nobody else is here now.
+        match fs::remove_file(&new) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        let mut file = OpenOptions::new().write(true).create_new(true).open(&new)?;
+        if let Some(permissions) = permissions {
+            file.set_permissions(permissions)?;
+        }
+        file.write_all(content)?;
+        file.sync_all()?;
+        fs::rename(&new, &self.path)?;
+        self.sync_directory()
     }
 
     fn sync_directory(&self) -> io::Result<()> {

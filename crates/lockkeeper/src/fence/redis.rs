@@ -24,7 +24,7 @@
 //! let pay = Script::new("return redis.call('DECRBY', KEYS[1], ARGV[1])");
 //! let left: i64 =
 //!     account.under(guard.token()).run(&pay, &[], &["5"], &mut connection).await?;
-//! # drop(left);
+//! # let _ = left;
 //! # Ok(())
 //! # }
 //! ```

@@ -204,9 +204,14 @@ impl<DB: System> Table<DB> {
             Some((schema, name)) => (Some(identifier(schema)?), identifier(name)?),
             None => (None, identifier(name)?),
         };
+        Ok(Self::named(schema, name))
+    }
+
+    /// With a name that was checked.
+    fn named(schema: Option<String>, name: String) -> Self {
         let (column, mark) = ("fence".into(), "mark".into());
         let (trigger, prepared, system) = (false, true, PhantomData);
-        Ok(Self { schema, name, column, mark, trigger, prepared, system })
+        Self { schema, name, column, mark, trigger, prepared, system }
     }
 
     /// Has its fence in another column. With a trigger the token is then said in `COLUMN_by`.

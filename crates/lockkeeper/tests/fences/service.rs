@@ -235,7 +235,7 @@ async fn without_its_store_nothing_passes() {
 }
 
 /// A service that only counts how often it is called, and the layer around it.
-#[expect(clippy::type_complexity, reason = "it is what it is made of")]
+#[allow(clippy::type_complexity, reason = "it is what it is made of")]
 pub(crate) fn counted(
     missing: Missing,
 ) -> (

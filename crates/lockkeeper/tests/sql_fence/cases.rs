@@ -1,5 +1,6 @@
 // Included by each system, which says what `Db` is.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use lockkeeper::fence::sql::{SqlTokens, Table, Write};
@@ -490,7 +491,7 @@ async fn with_marks_no_update_is_lost_although_all_are_holders() {
 async fn tokens_in_a_table_are_those_of_their_names() {
     let database = SYSTEM.start(&[]).await;
     let pool = sqlx::Pool::<Db>::connect(&database.url("here")).await.unwrap();
-    let tokens = std::sync::Arc::new(SqlTokens::new(pool.clone()).unwrap());
+    let tokens = Arc::new(SqlTokens::new(pool.clone()));
     let x = "x".parse().unwrap();
     assert!(matches!(tokens.raise(&x, token(1)).await, Err(Error::Store { .. })), "no table");
     tokens.create_table().await.unwrap();
@@ -503,12 +504,12 @@ async fn tokens_in_a_table_are_those_of_their_names() {
         stale(&tokens.raise(&of, token(7)).await.unwrap_err(), name, 7, 8);
     }
     // As after a restart.
-    let again = SqlTokens::new(pool).unwrap();
+    let again = SqlTokens::new(pool);
     stale(&again.raise(&x, token(7)).await.unwrap_err(), "x", 7, 8);
     let mut random = Random::seeded();
     let mut raisers = Vec::new();
     for _ in 0..4 {
-        let (tokens, mut random, x) = (tokens.clone(), random.fork(), x.clone());
+        let (tokens, mut random, x) = (Arc::clone(&tokens), random.fork(), x.clone());
         raisers.push(tokio::spawn(async move {
             let mut largest = 0;
             for _ in 0..30 {

@@ -20,7 +20,7 @@ use crate::token::Token;
 /// # #[tokio::main]
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// use lockkeeper::fence::sql::{SqlTokens, sqlx};
-/// let tokens = SqlTokens::new(sqlx::PgPool::connect("postgres://localhost/shop").await?)?;
+/// let tokens = SqlTokens::new(sqlx::PgPool::connect("postgres://localhost/shop").await?);
 /// tokens.create_table().await?;
 /// # Ok(())
 /// # }
@@ -35,12 +35,8 @@ pub struct SqlTokens<DB: System> {
 impl<DB: System> SqlTokens<DB> {
     /// In the table `lockkeeper_tokens`, which must be there: see [`create_table`](Self::create_table). Every request
     /// needs a connection of the pool, of the server that is written to: a replica may not know the newest token.
-    ///
-    /// # Errors
-    ///
-    /// None.
-    pub fn new(pool: Pool<DB>) -> Result<Self> {
-        Ok(Self { pool, table: Table::new("lockkeeper_tokens")? })
+    pub fn new(pool: Pool<DB>) -> Self {
+        Self { pool, table: Table::named(None, "lockkeeper_tokens".into()) }
     }
 
     /// In another table, with the columns `name` and that of its fence.
