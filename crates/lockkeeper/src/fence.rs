@@ -108,8 +108,19 @@ pub enum Error {
     #[error("{0}")]
     Invalid(String),
 
-    /// The store failed. If the connection broke outside a transaction, it is not known whether the write
-    /// was done.
+    /// The write was sent, and it is not known whether it was done: the connection broke, or the time was over,
+    /// before there was an answer. Under the same token it can be sent again: if somebody newer was there since, it is
+    /// refused. But what counts (`balance - 5`) may count twice: look first.
+    #[error("it is not known whether it was done: {context}")]
+    Unknown {
+        /// What we were doing.
+        context: String,
+        /// The driver's own error.
+        #[source]
+        source: Option<BoxError>,
+    },
+
+    /// The store failed, or refused: nothing was written, or by a script or a statement of your own only a part.
     #[error("{context}")]
     Store {
         /// What we were doing, and what to do about it.

@@ -26,7 +26,7 @@
 //!
 //! 1. Lock `NAME.fence` and read it. A larger token: [`Error::Stale`], and nothing happens.
 //! 2. Write the token to it and force it to disk.
-//! 3. Write the new content to `NAME.new`, force it to disk, and rename it to `NAME`; force the directory.
+//! 3. Write the new content to `NAME.fence.new`, force it to disk, and rename it to `NAME`; force the directory.
 //! 4. Unlock.
 //!
 //! # What it promises
@@ -48,7 +48,7 @@
 //!
 //! # Cost
 //!
-//! Two forced writes and that of the directory; under the same token one and that of the directory. The
+//! Two forced writes and that of the directory; under the same token the first has nothing to write. The
 //! content is held in memory.
 
 mod slots;
@@ -56,6 +56,7 @@ mod slots;
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -63,6 +64,9 @@ use super::{Error, Result, Stale};
 use crate::clock::Instant;
 use crate::token::Token;
 
+/// What is beside a file: its token, and what will be its content.
+const FENCE: &str = ".fence";
+const NEW: &str = ".fence.new";
 /// How long others may be in the middle of a write.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Between two looks whether they still are.
@@ -80,13 +84,18 @@ impl FencedFile {
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] for a path without a file name.
+    /// [`Error::Invalid`] for a path without a file name, or with one that ends with `.fence` or `.fence.new`: it
+    /// could be what another fenced file has beside it.
     pub fn new(path: impl Into<PathBuf>) -> Result<Self> {
         let path = path.into();
-        match path.file_name() {
-            Some(_) => Ok(Self { path, patience: PATIENCE }),
-            None => Err(Error::Invalid(format!("{} names no file", path.display()))),
-        }
+        let why = match path.file_name().map(|name| name.as_encoded_bytes()) {
+            None => "names no file",
+            Some(name) if [FENCE, NEW].iter().any(|end| name.ends_with(end.as_bytes())) => {
+                "could be the fence of another file"
+            }
+            Some(_) => return Ok(Self { path, patience: PATIENCE }),
+        };
+        Err(Error::Invalid(format!("{} {why}", path.display())))
     }
 
     /// Waits for so long, instead of 10 s, for another process that is in the middle of a write.
@@ -105,8 +114,8 @@ impl FencedFile {
     /// # Errors
     ///
     /// [`Error::Stale`]: nothing was written. [`Error::Invalid`] when `NAME.fence` is damaged.
-    /// [`Error::Store`] when the file system fails, or somebody else was not done in time; then the content
-    /// is the old one or the new one, and whole.
+    /// [`Error::Store`] when the file system fails, or somebody else was not done in time: the content is the old
+    /// one. [`Error::Unknown`]: it is the new one, but may be the old one after a loss of power.
     ///
     /// # Cancel safety
     ///
@@ -116,7 +125,12 @@ impl FencedFile {
         let this = self.clone();
         in_background(move || {
             this.admit(&fence, token)?;
-            this.replace(&content).map_err(|error| this.failed(error))
+            this.replace(&content).map_err(|error| this.failed(error))?;
+            this.sync_directory().map_err(|error| {
+                let context =
+                    format!("{} is written, but perhaps not on disk", this.path.display());
+                Error::Unknown { context, source: Some(error.into()) }
+            })
         })
         .await
     }
@@ -143,9 +157,11 @@ impl FencedFile {
 
     /// The file beside it, locked until it is closed.
     async fn lock(&self) -> Result<File> {
-        let beside = self.beside(".fence");
+        let beside = self.beside(FENCE);
         let mut options = OpenOptions::new();
         options.read(true).write(true).create(true).truncate(false);
+        // Through a symbolic link it would be the fence of another file.
+        options.custom_flags(rustix::fs::OFlags::NOFOLLOW.bits().cast_signed());
         let fence = options.open(&beside).map_err(|error| self.failed(error))?;
         let until = Instant::now() + self.patience;
         loop {
@@ -172,19 +188,20 @@ impl FencedFile {
                 let resource = self.path.display().to_string();
                 return Err(Error::Stale(Stale { resource, token, newest: Some(newest) }));
             }
-            Some(same) if same == token => return Ok(()),
-            _ => {}
+            // Whoever wrote it may have been killed before it was on disk.
+            Some(same) if same == token => fence.sync_all(),
+            _ => seen.write(fence, token),
         }
-        let raised = seen.write(fence, token).and_then(|()| match seen.is_new {
+        .and_then(|()| match seen.is_young {
             // It must not be gone after a crash either.
             true => self.sync_directory(),
             false => Ok(()),
-        });
-        raised.map_err(|error| self.failed(error))
+        })
+        .map_err(|error| self.failed(error))
     }
 
     fn replace(&self, content: &[u8]) -> io::Result<()> {
-        let new = self.beside(".new");
+        let new = self.beside(NEW);
         let permissions = match fs::symlink_metadata(&self.path) {
             Ok(old) if old.is_file() => Some(old.permissions()),
             Ok(_) => return Err(io::Error::other("it is there and not a file")),
@@ -202,8 +219,7 @@ impl FencedFile {
         }
         file.write_all(content)?;
         file.sync_all()?;
-        fs::rename(&new, &self.path)?;
-        self.sync_directory()
+        fs::rename(&new, &self.path)
     }
 
     fn sync_directory(&self) -> io::Result<()> {
@@ -237,6 +253,6 @@ async fn in_background<T: Send + 'static>(
     let done = tokio::task::spawn_blocking(work).await;
     done.unwrap_or_else(|error| {
         let context = "the runtime has ended, or the write has panicked".to_owned();
-        Err(Error::Store { context, source: Some(error.into()) })
+        Err(Error::Unknown { context, source: Some(error.into()) })
     })
 }

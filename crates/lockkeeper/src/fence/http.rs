@@ -53,9 +53,9 @@
 //! | a token not older than the largest of its name | what the service inside answers; it finds the [`Fence`] among the extensions of the request |
 //! | an older one | 412, and the newest in `Lockkeeper-Fence-Newest` |
 //! | a malformed header, or two | 400, always |
-//! | the name of another lock than [`EnforceLayer::name_by`] wants | 400 |
+//! | the name of another lock than [`EnforceLayer::name_by`] wants, or it knows none | 400 |
 //! | no header | 428, or as [`Missing`] says |
-//! | the store of tokens fails | 503 |
+//! | the store of tokens fails or is silent, or older requests do not end | 503 |
 //!
 //! The refusals are `application/problem+json` (RFC 9457) with the types `urn:lockkeeper:fence:…`: `stale`,
 //! `malformed`, `missing` and `unavailable`.

@@ -29,6 +29,9 @@ const LONGEST: usize = 255;
 /// long as the late one too reads only after it has marked; what it read before is stale. A
 /// [`Token`](crate::Token) refuses the late one at once: use tokens where the lock has them, and here all have.
 ///
+/// A mark that is left again by a message that was under way all the time, because a driver has sent it twice, is taken
+/// for one that was never gone.
+///
 /// # Cost
 ///
 /// One more round trip than with tokens: marking is a write.

@@ -50,8 +50,9 @@
 //!   unless evicted.
 //! - The fence is raised first: if the write then fails, because a key has another type, nothing is written
 //!   but older tokens are refused from then on.
-//! - The driver's connection to a cluster sends a command again when the answer was lost. For `set`, `hset` and
-//!   `delete` that makes no difference; a script that adds may add twice.
+//! - When the answer is lost it is not known whether the write was done: [`Error::Unknown`]. The driver's connection to
+//!   a cluster sends it again by itself. For `set`, `hset` and `delete` that makes no difference; a script that adds may
+//!   add twice: give such ones a client with `ClusterClientBuilder::retries(0)`, or let them remember what they did.
 //!
 //! # Cost
 //!
@@ -70,7 +71,7 @@ use redis::aio::ConnectionLike;
 use redis::{FromRedisValue, RedisError, ToRedisArgs, ToSingleRedisArg};
 
 pub use self::script::Script;
-use self::script::{By, Condition, refusal, store};
+use self::script::{By, Condition, refusal, store, written};
 pub use self::tokens::RedisTokens;
 use super::{Error, Mark, Result, Stale};
 use crate::token::Token;
@@ -144,7 +145,7 @@ impl Key {
     ///
     /// # Errors
     ///
-    /// [`Error::Store`].
+    /// [`Error::Store`] and [`Error::Unknown`].
     pub async fn mark(
         &self,
         mark: &Mark,
@@ -156,7 +157,7 @@ impl Key {
             command.arg("PX").arg(keep);
         }
         let marked = command.query_async(connection).await;
-        marked.map_err(|error| store(format!("marking {self} failed"), error))
+        marked.map_err(|error| written(format!("marking {self} failed"), error))
     }
 
     /// The largest token that it has seen.
@@ -200,9 +201,10 @@ impl fmt::Debug for Key {
 /// # Errors
 ///
 /// Of all of them: [`Error::Stale`] when the key has seen a newer token, [`Error::Overtaken`] when the mark is
-/// another, and nothing was written; [`Error::Invalid`] for a fence that is none; [`Error::Store`], and if the
-/// connection broke it is not known whether the write was done. Sent again under the same token it is as if it was sent
-/// once, except for scripts that count.
+/// another, and nothing was written; [`Error::Invalid`] for a fence that is none; [`Error::Store`] when the server could
+/// not be reached or refused, which for a script of your own may be in the middle; and [`Error::Unknown`] when the
+/// connection broke before the answer. Sent again under the same token it is as if it was sent once, except for
+/// scripts that count.
 #[derive(Clone, Debug)]
 #[must_use = "nothing is written before one of its methods is awaited"]
 pub struct Write<'k> {
@@ -319,7 +321,7 @@ impl Write<'_> {
             }
             (Some(("LKOVERTAKEN", _)), None) => Error::Overtaken { resource },
             (Some(("LKBROKEN", _)), _) => self.key.broken(),
-            _ => store(format!("writing to {resource} failed"), error),
+            _ => written(format!("writing to {resource} failed"), error),
         }
     }
 }

@@ -389,10 +389,21 @@ fn store(context: impl Into<String>, source: sqlx::Error) -> Error {
     Error::Store { context: context.into(), source: Some(source.into()) }
 }
 
+/// What became of a write that the database has not answered as it should.
+fn written(context: impl Into<String>, source: sqlx::Error) -> Error {
+    use sqlx::Error::{Io, Protocol, WorkerCrashed};
+    match source {
+        Io(_) | Protocol(_) | WorkerCrashed => {
+            Error::Unknown { context: context.into(), source: Some(source.into()) }
+        }
+        _ => store(context, source),
+    }
+}
+
 /// Knows the refusals of our triggers; everything else stays what it is.
 impl From<sqlx::Error> for Error {
     fn from(error: sqlx::Error) -> Self {
-        refused(&error).unwrap_or_else(|| store("the database refused or failed", error))
+        refused(&error).unwrap_or_else(|| written("the database refused or failed", error))
     }
 }
 

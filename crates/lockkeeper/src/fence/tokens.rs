@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::sync::Arc;
 
 use async_trait::async_trait;
 use parking_lot::Mutex;
@@ -30,6 +31,14 @@ pub trait TokenStore: fmt::Debug + Send + Sync + 'static {
     /// [`Error::Stale`] for a token that is too old. [`Error::Store`] and others: it is not known; let
     /// nothing pass.
     async fn raise(&self, name: &Name, token: Token) -> Result<()>;
+}
+
+/// The same store, for several layers of one process.
+#[async_trait]
+impl<T: TokenStore + ?Sized> TokenStore for Arc<T> {
+    async fn raise(&self, name: &Name, token: Token) -> Result<()> {
+        (**self).raise(name, token).await
+    }
 }
 
 /// Tokens in memory: for tests, and for services that are one process whose resource ends with it.

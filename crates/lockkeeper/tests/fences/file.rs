@@ -60,18 +60,29 @@ async fn what_is_around_a_file_is_respected() {
     let file = FencedFile::new(&path).unwrap();
     fs::write(&path, "before").unwrap();
     fs::set_permissions(&path, fs::Permissions::from_mode(0o640)).unwrap();
-    // Of somebody who was killed in the middle.
-    fs::write(dir.path().join("state.new"), "half").unwrap();
+    // Of somebody who was killed in the middle, and of somebody else.
+    fs::write(dir.path().join("state.fence.new"), "half").unwrap();
+    fs::write(dir.path().join("state.new"), "mine").unwrap();
     file.write(token(1), "after").await.unwrap();
     assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o640);
     std::os::unix::fs::symlink(&path, dir.path().join("link")).unwrap();
     let link = FencedFile::new(dir.path().join("link")).unwrap();
     assert!(matches!(link.write(token(1), "x").await, Err(Error::Store { .. })));
     assert_eq!(fs::read_to_string(&path).unwrap(), "after");
+    assert_eq!(fs::read_to_string(dir.path().join("state.new")).unwrap(), "mine");
+    // Through a link the token would be that of another file.
+    std::os::unix::fs::symlink(dir.path().join("state.fence"), dir.path().join("other.fence"))
+        .unwrap();
+    let other = FencedFile::new(dir.path().join("other")).unwrap();
+    assert!(matches!(other.write(token(9), "x").await, Err(Error::Store { .. })));
+    assert_eq!(file.newest().await.unwrap(), Some(token(1)));
     fs::write(dir.path().join("state.fence"), "nonsense").unwrap();
     let error = file.write(token(2), "x").await.unwrap_err();
     assert!(matches!(error, Error::Invalid(_)), "{error:?}");
-    assert!(FencedFile::new("/").is_err() && FencedFile::new("..").is_err());
+    // The last two would be what others have beside them.
+    for odd in ["/", "..", "", "state.fence", "dir/state.fence.new"] {
+        assert!(matches!(FencedFile::new(odd), Err(Error::Invalid(_))), "{odd:?}");
+    }
     let nowhere = FencedFile::new(dir.path().join("no/state")).unwrap();
     assert!(matches!(nowhere.write(token(2), "x").await, Err(Error::Store { .. })));
 }

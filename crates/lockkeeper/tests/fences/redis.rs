@@ -6,8 +6,10 @@ use ::redis::aio::{ConnectionLike, MultiplexedConnection};
 use lockkeeper::fence::redis::{Key, RedisTokens, Script};
 use lockkeeper::fence::{Error, TokenStore};
 use testkit::nodes::{Cluster, ask};
+use testkit::proxy::Proxy;
 use testkit::random::Random;
 use testkit::server::{self, Server};
+use testkit::wait::soon;
 
 use crate::late::overtaken;
 use crate::{stale, token};
@@ -160,6 +162,32 @@ async fn a_fence_is_forgotten_only_if_asked_for() {
         tell(&server, "PEXPIRE lockkeeper:fence:{x} 70000").await;
     }
     stale(key.under(token(2)).set("late", &mut client).await, "x", 2, 3);
+    // Who wants it for ever gets it for ever, whoever was there before.
+    let key = Key::new("x").unwrap();
+    key.under(token(3)).set("c", &mut client).await.unwrap();
+    assert_eq!(tell(&server, "PTTL lockkeeper:fence:{x}").await, "-1");
+}
+
+/// The script runs and its answer is lost: that is neither a success nor a failure.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_answer_of_redis_that_is_lost_is_not_known() {
+    let server = server::redis(&[]).await;
+    let proxy = Proxy::to(server.address()).await;
+    let client = ::redis::Client::open(format!("redis://{}", proxy.address())).unwrap();
+    let mut client = client.get_multiplexed_async_connection().await.unwrap();
+    let (key, count) = (Key::new("x").unwrap(), Script::new("return redis.call('INCR', KEYS[1])"));
+    let none: [&str; 0] = [];
+    key.under(token(3)).run::<i64>(&count, &[], &none, &mut client).await.unwrap();
+    proxy.lose_next_reply();
+    let lost = async { key.under(token(3)).run::<i64>(&count, &[], &none, &mut client).await };
+    let error = soon("told", lost).await.unwrap_err();
+    assert!(matches!(error, Error::Unknown { source: Some(_), .. }), "{error:?}");
+    assert_eq!(tell(&server, "GET x").await, "2", "it was done, and once");
+    // Nothing was sent: that is known.
+    let (address, mut client) = (server.address(), connect_in_vain(&server));
+    drop(server);
+    let refused = key.under(token(3)).set("y", &mut client).await;
+    assert!(matches!(refused, Err(Error::Store { .. })), "{address}: {refused:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -228,7 +256,7 @@ async fn tokens_in_redis_are_those_of_their_names() {
     server.pause();
     let tokens = RedisTokens::new(connect_in_vain(&server));
     let silent = tokens.raise(&"x".parse().unwrap(), token(9)).await;
-    assert!(matches!(silent, Err(Error::Store { .. })), "not known is not fine");
+    assert!(matches!(silent, Err(Error::Unknown { .. })), "{silent:?}");
     server.resume();
 }
 

@@ -9,7 +9,6 @@ use async_trait::async_trait;
 use axum::body::{Body, to_bytes};
 use axum::extract::{Extension, State};
 use axum::{Router, routing};
-use lockkeeper::clock::Instant;
 use lockkeeper::fence::http::http::{Request, Response};
 use lockkeeper::fence::http::{AttachLayer, Enforce, EnforceLayer, FENCE, Fence, Missing, newest};
 use lockkeeper::fence::redis::RedisTokens;
@@ -142,6 +141,10 @@ async fn a_token_of_another_lock_is_not_one_of_this_resource() {
     let (status, _, body) = ask(&router, "PUT", &["9 other"]).await;
     assert!(status == 400 && body.contains("another lock"), "{status}: {body}");
     assert_eq!(ask(&router, "PUT", &["6 value"]).await.0, 412);
+    // A path that cannot be read as a name is no way around.
+    let layer = EnforceLayer::new(MemoryTokens::default()).name_by(|_| None);
+    let (status, _, body) = ask(&self::router(&Value::default(), layer), "PUT", &["7 value"]).await;
+    assert!(status == 400 && body.contains("no lock"), "{status}: {body}");
 }
 
 #[tokio::test]
@@ -168,11 +171,11 @@ async fn a_request_that_is_stopped_in_the_middle_is_dropped_for_a_newer_one() {
     let inside = async || ask(&router, "PUT", &["5 x"]).await.0 == 412;
     eventually("the half is inside", inside).await;
     assert_eq!(ask(&router, "PUT", &["7 x"]).await.0, 200);
-    // It may be refused by a connection that is closed already.
-    let _ = half.write_all(b"late").await;
+    // Before the rest is sent: it would be answered by a reset, and that overtakes the answer.
     let mut answer = String::new();
     soon("answered", half.read_to_string(&mut answer)).await.unwrap();
     assert!(answer.starts_with("HTTP/1.1 412 "), "{answer}");
+    let _ = half.write_all(b"late").await;
     assert_eq!(*value.lock(), "new");
 }
 
@@ -212,6 +215,79 @@ async fn a_newer_request_waits_for_older_ones_that_are_inside() {
     for answered in old.into_iter().chain([elsewhere, new]) {
         assert_eq!(answered.await.unwrap(), 200);
     }
+}
+
+/// Who has waited for its turn is compared again: in the meantime somebody newer may have been at another
+/// process of the service, which has turns of its own.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_was_overtaken_elsewhere_while_it_waited_does_not_pass() {
+    let store = Arc::new(MemoryTokens::default());
+    let (entered, mut inside) = mpsc::unbounded_channel();
+    let (go_on, gate) = watch::channel(false);
+    let slow = move |Extension(fence): Extension<Fence>| {
+        let (entered, mut gate) = (entered.clone(), gate.clone());
+        async move {
+            entered.send(fence.token().get()).unwrap();
+            gate.wait_for(|open| *open).await.unwrap();
+        }
+    };
+    let layer = EnforceLayer::new(Arc::clone(&store)).patience(LONG);
+    let here = Router::new().route("/value", routing::put(slow)).layer(layer);
+    let there = router(&Value::default(), EnforceLayer::new(store));
+    let put = |header: &'static str| {
+        let here = here.clone();
+        tokio::spawn(async move { ask(&here, "PUT", &[header]).await })
+    };
+    let first = put("5 x");
+    assert_eq!(soon("inside", inside.recv()).await, Some(5));
+    let second = put("6 x");
+    let seen = async || newest(ask(&here, "PUT", &["4 x"]).await.1.headers());
+    eventually("the second has arrived", async || seen().await == Some(token(6))).await;
+    assert_eq!(ask(&there, "PUT", &["7 x"]).await.0, 200);
+    go_on.send(true).unwrap();
+    assert_eq!(first.await.unwrap().0, 200, "was inside before");
+    let (status, response, _) = second.await.unwrap();
+    assert_eq!((status, newest(response.headers())), (412, Some(token(7))));
+    assert!(inside.try_recv().is_err(), "it has not reached the service");
+}
+
+/// A request that is inside, and that nobody goes on with, cannot be shown out.
+#[tokio::test]
+async fn who_cannot_go_in_is_told_so_in_time() {
+    let value = Value::default();
+    let layer = EnforceLayer::new(MemoryTokens::default()).patience(Duration::from_millis(20));
+    let never = Router::new()
+        .route("/value", routing::put(async || std::future::pending::<()>().await))
+        .layer(layer.clone());
+    let mut stuck = Box::pin(ask(&never, "PUT", &["6 x"]));
+    assert!(futures_util::poll!(&mut stuck).is_pending());
+    let router = router(&value, layer);
+    let (status, _, body) = soon("told", ask(&router, "PUT", &["7 x"])).await;
+    assert!(status == 503 && body.contains("unavailable"), "{status}: {body}");
+    assert_eq!(*value.lock(), "");
+    drop(stuck);
+    assert_eq!(ask(&router, "PUT", &["7 x"]).await.0, 200);
+}
+
+/// A store that says nothing at all.
+#[derive(Debug)]
+struct Silent;
+
+#[async_trait]
+impl TokenStore for Silent {
+    async fn raise(&self, _: &Name, _: Token) -> Result<()> {
+        std::future::pending().await
+    }
+}
+
+#[tokio::test]
+async fn a_store_that_is_silent_is_not_waited_for_for_ever() {
+    let value = Value::default();
+    let layer = EnforceLayer::new(Silent).patience(Duration::from_millis(20));
+    let router = router(&value, layer);
+    let (status, _, body) = soon("told", ask(&router, "PUT", &["7 x"])).await;
+    assert!(status == 503 && body.contains("unavailable"), "{status}: {body}");
+    assert_eq!(*value.lock(), "");
 }
 
 /// A store that does not say.
@@ -258,25 +334,4 @@ pub(crate) fn counted(
         std::future::ready(Ok(Response::new(String::new())))
     });
     (count, EnforceLayer::new(MemoryTokens::default()).missing(missing).layer(inner))
-}
-
-#[tokio::test]
-async fn the_layer_costs_less_than_20_us() {
-    const CALLS: usize = 20_000;
-    let (count, mut service) = counted(Missing::Reject);
-    let mut taken: Vec<u64> = Vec::with_capacity(CALLS);
-    for at in 0..CALLS {
-        let fence = Fence::new(format!("orders/{}", at % 1000).parse().unwrap(), token(7));
-        let mut request = Request::new(());
-        request.headers_mut().insert(FENCE, fence.to_value());
-        let before = Instant::now();
-        let response = service.ready().await.unwrap().call(request).await.unwrap();
-        taken.push(Instant::now().as_nanos() - before.as_nanos());
-        assert_eq!(response.status(), 200);
-    }
-    taken.sort_unstable();
-    let [half, most] = [CALLS / 2, CALLS / 100 * 99].map(|at| taken[at]);
-    eprintln!("the layer with tokens in memory: p50 {half} ns, p99 {most} ns");
-    assert_eq!(count.load(Ordering::Relaxed), CALLS);
-    assert!(half < 20_000, "{half} ns");
 }

@@ -7,6 +7,7 @@ use lockkeeper::fence::sql::{SqlTokens, Table, Write};
 use lockkeeper::fence::{Error, Mark, Stale, TokenStore};
 use sqlx::{AssertSqlSafe, Connection, Database as _};
 use testkit::database::Database;
+use testkit::proxy::Proxy;
 use testkit::random::Random;
 use testkit::wait::soon;
 
@@ -453,6 +454,27 @@ async fn only_who_has_marked_a_row_writes_it() {
     assert!(matches!(nobody, Error::Missing { .. }), "{nobody:?}");
     let all = accounts.mark(&two).execute(&mut client).await.unwrap_err();
     assert!(matches!(all, Error::Invalid(_)), "{all:?}");
+    let own = accounts.marked(&two).key("id", 1_i64).set("mark", "three".to_owned());
+    let own = own.execute(&mut client).await.unwrap_err();
+    assert!(matches!(own, Error::Invalid(_)), "{own:?}");
+    assert_eq!(mark_of(&database), "7|two");
+}
+
+/// The statement is done and its answer is lost: that is neither a success nor a failure.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_answer_that_is_lost_is_not_known() {
+    let database = start().await;
+    let proxy = Proxy::to(database.server.address()).await;
+    let [direct, through] = [database.server.address(), proxy.address()].map(|a| a.to_string());
+    let url = database.url("here").replace(&direct, &through);
+    let (mut client, accounts) = (Client::connect(&url).await.unwrap(), accounts());
+    // So that nothing has to be prepared any more.
+    write(&accounts, 1, 1).execute(&mut client).await.unwrap();
+    proxy.lose_next_reply();
+    let lost = write(&accounts, 2, 2).execute(&mut client);
+    let error = soon("told", lost).await.unwrap_err();
+    assert!(matches!(error, Error::Unknown { source: Some(_), .. }), "{error:?}");
+    assert_eq!(row(&database), "2|2", "it was done");
 }
 
 /// Work that is read and written under a mark is not lost, even if everybody believes to have the lock.

@@ -15,7 +15,7 @@ where
     DB: System,
 {
     let refused = |error| match error {
-        fence::Error::Store { context, source } => {
+        fence::Error::Store { context, source } | fence::Error::Unknown { context, source } => {
             Error::Unavailable { backend: D::NAME, context, source }
         }
         other => Error::Config(other.to_string()),

@@ -15,13 +15,16 @@ const DIGITS: usize = 20;
 /// Two numbers, a space between and the end of a line.
 const SLOT: usize = 2 * DIGITS + 2;
 
+/// A slot with nothing in it.
+const EMPTY: [u8; SLOT] = [0; SLOT];
+
 /// What is in a file.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Seen {
     /// The largest token.
     pub(super) token: Option<Token>,
-    /// Whether there was nothing in it.
-    pub(super) is_new: bool,
+    /// Whether it had one token at most: then its directory may not know of it after a crash.
+    pub(super) is_young: bool,
     /// The slot to be written next.
     next: u64,
 }
@@ -29,8 +32,14 @@ pub(super) struct Seen {
 impl Seen {
     /// Writes a token and forces it to disk.
     pub(super) fn write(&self, file: &File, token: Token) -> io::Result<()> {
-        file.write_all_at(&slot(token), self.next * SLOT as u64)?;
-        file.sync_all()
+        let at = self.next * SLOT as u64;
+        let written = file.write_all_at(&slot(token), at).and_then(|()| file.sync_all());
+        if written.is_err() {
+            // Else the next to come with this token would find it, and take it for one that is on disk. If this
+            // fails too, that is for them to see: they force it to disk again.
+            let _ = file.write_all_at(&EMPTY, at);
+        }
+        written
     }
 }
 
@@ -70,15 +79,14 @@ fn decide(bytes: &[u8]) -> io::Result<Seen> {
     }
     let (first, second) = bytes.split_at(bytes.len().min(SLOT));
     let (one, two) = (parse(first), parse(second));
-    let seen = |token, next| Seen { token, is_new: false, next };
+    let is_young = second.is_empty();
+    let seen = |token, next| Seen { token, is_young, next };
     match (one, two) {
         (Some(one), Some(two)) => Ok(seen(Some(one.max(two)), u64::from(one > two))),
         (Some(one), None) => Ok(seen(Some(one), 1)),
         (None, Some(two)) => Ok(seen(Some(two), 0)),
         // The first write ever has failed: its token was never used.
-        (None, None) if second.is_empty() && unfinished(first) => {
-            Ok(Seen { token: None, is_new: true, next: 0 })
-        }
+        (None, None) if second.is_empty() && unfinished(first) => Ok(seen(None, 0)),
         (None, None) => Err(damaged()),
     }
 }
@@ -114,7 +122,7 @@ mod tests {
 
     #[test]
     fn the_last_token_is_read() {
-        assert_eq!(decide(b"").unwrap(), Seen { token: None, is_new: true, next: 0 });
+        assert_eq!(decide(b"").unwrap(), Seen { token: None, is_young: true, next: 0 });
         for count in 1..5 {
             let tokens: Vec<u64> = (1..=count).map(|number| number * 10).collect();
             assert_eq!(decide(&written(&tokens)).unwrap().token, Some(token(count * 10)));
@@ -140,6 +148,17 @@ mod tests {
                 put(&mut bytes, &new);
                 assert_eq!(decide(&bytes).unwrap().token, Some(token(918_273_645)));
             }
+        }
+    }
+
+    #[test]
+    fn a_slot_that_was_emptied_again_is_written_anew() {
+        for before in [&[][..], &[7], &[7, 8]] {
+            let mut bytes = written(before);
+            put(&mut bytes, &EMPTY);
+            assert_eq!(decide(&bytes).unwrap().token, before.last().map(|number| token(*number)));
+            put(&mut bytes, &slot(token(9)));
+            assert_eq!(decide(&bytes).unwrap().token, Some(token(9)));
         }
     }
 

@@ -13,8 +13,8 @@ use tower_service::Service;
 
 use super::header::{Fence, Malformed};
 use super::problem::Problem;
-use super::turns::Turns;
-use crate::fence::TokenStore;
+use super::turns::{Arrived, Entry, Shut, Turns};
+use crate::fence::{Error, TokenStore};
 use crate::name::Name;
 
 /// How long a request waits for older ones.
@@ -39,10 +39,10 @@ type NameBy = dyn Fn(&Uri) -> Option<Name> + Send + Sync;
 ///
 /// # What it promises
 ///
-/// Once a request under a token has reached the service inside, no request under an older token of the same
-/// name does, in all processes that share the [`TokenStore`]. When the store does not answer, nothing passes.
+/// Once a request under a token has been compared, no request under an older token of the same name passes the
+/// comparison, in all processes that share the [`TokenStore`]. When the store does not answer, nothing passes.
 ///
-/// In one process requests under different tokens of one name are never inside at the same time: a newer one waits
+/// In one process, under one layer and its clones, requests under different tokens of one name are never inside at the same time: a newer one waits
 /// until older ones, which were let in before, have been answered. Those that take longer than
 /// [`patience`](Self::patience) are dropped where they stand and answered with 412, as one whose client was stopped in
 /// the middle of the body. Requests under the same token, and of different names, go on side by side.
@@ -52,7 +52,7 @@ type NameBy = dyn Fn(&Uri) -> Option<Name> + Send + Sync;
 /// - Work that goes on after its request has been answered or dropped, in another task or another server,
 ///   is not seen. Let the handler hand the [`Fence`] of the request on to what it writes to.
 /// - Requests that two processes of the service work on at the same time do not wait for each other: one that was
-///   let in there, and is slow, may still write after one here. The same helps.
+///   compared there, and is slow, may still write after one here. The same helps.
 /// - It believes its clients: one that sends a token that nobody was granted keeps all others out for ever. Put what
 ///   authenticates them before it. And it believes the name that they say; [`name_by`](Self::name_by) does not.
 /// - Tokens that the store forgets.
@@ -92,15 +92,17 @@ impl EnforceLayer {
         self
     }
 
-    /// Lets a request wait for so long, instead of 5 s, for older ones that are still being worked on.
+    /// Lets a request wait for so long, instead of 5 s, for older ones that are still being worked on, before they are
+    /// dropped; and for as long for that to happen, and for the store of tokens. What takes longer is 503.
     #[must_use]
     pub fn patience(mut self, patience: Duration) -> Self {
         self.rules.patience = patience;
         self
     }
 
-    /// Wants the lock of this name for a URI; another is refused with 400. For a URI without a name any
-    /// lock will do.
+    /// Wants the lock of this name for a URI; another is refused with 400, and so is every lock where there is none: what
+    /// needs no fence does not belong under this layer. The URI is as it was sent: if the service takes `%34%32`
+    /// for `42`, so must this.
     ///
     /// ```
     /// use lockkeeper::fence::{MemoryTokens, http::EnforceLayer};
@@ -130,10 +132,11 @@ impl Rules {
                 Missing::Reject | Missing::RejectWrites => Err(Problem::Missing),
             };
         };
-        let wanted = self.name_by.as_ref().and_then(|name_by| name_by(uri));
-        match wanted {
-            Some(wanted) if wanted != *fence.name() => {
-                Err(Problem::Malformed(Malformed("it is of another lock than this resource's")))
+        let wrong = |why| Err(Problem::Malformed(Malformed(why)));
+        match self.name_by.as_ref().map(|name_by| name_by(uri)) {
+            Some(None) => wrong("this resource has no lock"),
+            Some(Some(wanted)) if wanted != *fence.name() => {
+                wrong("it is of another lock than this resource's")
             }
             _ => Ok(Some(fence)),
         }
@@ -155,6 +158,36 @@ impl<S> Layer<S> for EnforceLayer {
     fn layer(&self, inner: S) -> Enforce<S> {
         Enforce { inner, rules: self.rules.clone() }
     }
+}
+
+/// Comes back when the request may go in, as far as its token goes.
+async fn pass(
+    fence: &Fence,
+    store: &dyn TokenStore,
+    turn: &mut Arrived,
+    patience: Duration,
+) -> Result<(), Problem> {
+    let compare = async || {
+        let raised = tokio::time::timeout(patience, store.raise(fence.name(), fence.token()));
+        raised.await.unwrap_or_else(|_| Err(silent(patience))).map_err(Problem::from)
+    };
+    // First of all: from now on older ones are refused everywhere, also while this one waits.
+    compare().await?;
+    match turn.enter(fence.token(), patience).await {
+        Ok(Entry::AtOnce) => Ok(()),
+        // Another process, which has turns of its own, may have let in somebody newer.
+        Ok(Entry::AfterWaiting) => compare().await,
+        Err(Shut::Stale(newest)) => Err(Problem::overtaken(fence, newest)),
+        Err(Shut::Busy) => {
+            tracing::warn!(name = %fence.name(), "older requests do not end, so no newer one begins");
+            Err(Problem::Unavailable)
+        }
+    }
+}
+
+fn silent(patience: Duration) -> Error {
+    let context = format!("the store of tokens has not answered within {patience:?}");
+    Error::Store { context, source: None }
 }
 
 /// What [`EnforceLayer`] makes of a service.
@@ -192,13 +225,9 @@ where
         let mut inner = std::mem::replace(&mut self.inner, clone);
         let Rules { store, turns, patience, .. } = self.rules.clone();
         Box::pin(async move {
-            let (name, token) = (fence.name(), fence.token());
-            let mut turn = turns.arrive(name);
-            if let Err(error) = store.raise(name, token).await {
-                return Ok(Problem::from(error).response());
-            }
-            if let Err(newest) = turn.enter(token, patience).await {
-                return Ok(Problem::overtaken(&fence, newest).response());
+            let mut turn = turns.arrive(fence.name());
+            if let Err(problem) = pass(&fence, &*store, &mut turn, patience).await {
+                return Ok(problem.response());
             }
             request.extensions_mut().insert(fence.clone());
             tokio::select! {

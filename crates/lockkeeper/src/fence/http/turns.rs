@@ -5,7 +5,7 @@
 //! comes with a newer token waits until those with older ones have left, and when they do not, they are shown out.
 
 use std::collections::HashMap;
-use std::collections::hash_map::Entry;
+use std::collections::hash_map;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -40,6 +40,23 @@ enum Door {
     Open,
     Wait,
     Stale(Token),
+}
+
+/// How a request got in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Entry {
+    AtOnce,
+    /// Its token may have become too old elsewhere.
+    AfterWaiting,
+}
+
+/// Why a request does not get in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Shut {
+    /// Somebody newer was here.
+    Stale(Token),
+    /// Those with older tokens have not left although they must.
+    Busy,
 }
 
 impl Room {
@@ -87,23 +104,28 @@ impl Arrived {
         look(self.turns.rooms.lock().entry(self.name.clone()).or_default())
     }
 
-    /// Waits until nobody with an older token is inside; after `patience` they must leave. A newer token that
-    /// has come in between is an error.
-    pub(super) async fn enter(&mut self, token: Token, patience: Duration) -> Result<(), Token> {
-        let entered = self.wait(|room| room.ask(token));
-        let door = match tokio::time::timeout(patience, entered).await {
-            Ok(door) => door,
-            Err(_) => {
+    /// Waits until nobody with an older token is inside; after `patience` they must leave, for which they have as long
+    /// again.
+    pub(super) async fn enter(&mut self, token: Token, patience: Duration) -> Result<Entry, Shut> {
+        let (mut door, mut entry) = (self.room(|room| room.ask(token)), Entry::AtOnce);
+        for is_closing in [false, true] {
+            if door != Door::Wait {
+                break;
+            }
+            entry = Entry::AfterWaiting;
+            if is_closing {
                 self.room(|room| room.closed_below = room.closed_below.max(Some(token)));
                 self.changed.notify_waiters();
-                self.wait(|room| room.ask(token)).await
             }
-        };
+            let waiting = self.wait(|room| room.ask(token));
+            door = tokio::time::timeout(patience, waiting).await.unwrap_or(Door::Wait);
+        }
         match door {
-            Door::Stale(newest) => Err(newest),
-            _ => {
+            Door::Stale(newest) => Err(Shut::Stale(newest)),
+            Door::Wait => Err(Shut::Busy),
+            Door::Open => {
                 self.inside = Some(token);
-                Ok(())
+                Ok(entry)
             }
         }
     }
@@ -137,7 +159,9 @@ impl Arrived {
 
 impl Drop for Arrived {
     fn drop(&mut self) {
-        if let Entry::Occupied(mut room) = self.turns.rooms.lock().entry(self.name.clone()) {
+        if let hash_map::Entry::Occupied(mut room) =
+            self.turns.rooms.lock().entry(self.name.clone())
+        {
             if self.inside.is_some() {
                 room.get_mut().leave();
             }
@@ -156,12 +180,14 @@ mod tests {
 
     use super::*;
 
+    const IN: Option<Result<Entry, Shut>> = Some(Ok(Entry::AtOnce));
+
     fn token(number: u64) -> Token {
         Token::new(number).unwrap()
     }
 
     /// Arrives and enters at once, or has to wait.
-    fn enter(arrived: &mut Arrived, number: u64) -> Option<Result<(), Token>> {
+    fn enter(arrived: &mut Arrived, number: u64) -> Option<Result<Entry, Shut>> {
         arrived.enter(token(number), Duration::from_secs(60)).now_or_never()
     }
 
@@ -169,15 +195,15 @@ mod tests {
     async fn those_under_one_token_are_inside_together_and_others_are_not() {
         let (turns, name) = (Arc::new(Turns::default()), "x".parse().unwrap());
         let [mut a, mut b, mut c, mut d] = [(); 4].map(|()| turns.arrive(&name));
-        assert_eq!((enter(&mut a, 5), enter(&mut b, 5)), (Some(Ok(())), Some(Ok(()))));
+        assert_eq!((enter(&mut a, 5), enter(&mut b, 5)), (IN, IN));
         assert_eq!(enter(&mut c, 6), None);
-        assert_eq!(enter(&mut d, 5), Some(Err(token(6))), "overtaken by who waits");
+        assert_eq!(enter(&mut d, 5), Some(Err(Shut::Stale(token(6)))), "overtaken by who waits");
         drop(a);
         assert_eq!(enter(&mut c, 6), None);
         drop(b);
-        assert_eq!(enter(&mut c, 6), Some(Ok(())));
+        assert_eq!(enter(&mut c, 6), IN);
         let mut other = turns.arrive(&"y".parse().unwrap());
-        assert_eq!(enter(&mut other, 1), Some(Ok(())), "another lock");
+        assert_eq!(enter(&mut other, 1), IN, "another lock");
         drop((c, d, other));
         assert!(turns.rooms.lock().is_empty(), "nothing is kept");
     }
@@ -187,18 +213,19 @@ mod tests {
         let (turns, name) = (Arc::new(Turns::default()), "x".parse().unwrap());
         let mut slow = turns.arrive(&name);
         let mut quick = turns.arrive(&name);
-        assert_eq!(enter(&mut quick, 6), Some(Ok(())));
+        assert_eq!(enter(&mut quick, 6), IN);
         drop(quick);
-        assert_eq!(enter(&mut slow, 5), Some(Err(token(6))));
+        assert_eq!(enter(&mut slow, 5), Some(Err(Shut::Stale(token(6)))));
     }
 
     #[tokio::test]
     async fn who_does_not_leave_is_shown_out() {
         let (turns, name) = (Arc::new(Turns::default()), "x".parse().unwrap());
         let [mut old, mut new] = [(); 2].map(|()| turns.arrive(&name));
-        assert_eq!(enter(&mut old, 5), Some(Ok(())));
+        assert_eq!(enter(&mut old, 5), IN);
         let work = tokio::spawn(async move { old.shown_out().await });
-        new.enter(token(6), Duration::from_millis(20)).await.unwrap();
+        let entered = new.enter(token(6), Duration::from_millis(20)).await;
+        assert_eq!(entered, Ok(Entry::AfterWaiting));
         assert_eq!(work.await.unwrap(), token(6));
         assert_eq!(new.shown_out().now_or_never(), None, "not who has shown the other out");
     }

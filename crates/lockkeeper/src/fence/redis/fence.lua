@@ -17,5 +17,7 @@ do
         redis.call('SET', fence, token, 'PX', keep)
     elseif seen ~= token then
         redis.call('SET', fence, token)
+    else
+        redis.call('PERSIST', fence)
     end
 end

@@ -105,8 +105,19 @@ pub(super) fn refusal(error: &RedisError) -> Option<(&str, &str)> {
     error.code().filter(|code| code.starts_with("LK")).map(|code| (code, word))
 }
 
+/// What became of something that was only read, or refused.
 pub(super) fn store(context: String, source: RedisError) -> Error {
     Error::Store { context, source: Some(source.into()) }
+}
+
+/// What became of a write without an answer of ours.
+pub(super) fn written(context: String, source: RedisError) -> Error {
+    // Whatever is no answer of the server came on the way to it or from it.
+    let on_the_way = source.is_io_error() || source.is_timeout() || source.is_connection_dropped();
+    match on_the_way && !source.is_connection_refusal() {
+        true => Error::Unknown { context, source: Some(source.into()) },
+        false => store(context, source),
+    }
 }
 
 #[cfg(test)]

@@ -4,8 +4,8 @@ use std::fmt;
 
 use sqlx::QueryBuilder;
 
-use super::row::{Row, Value, bind};
-use super::{Error, Result, System, Table, quote, refused, store};
+use super::row::{Push, Row, Value, bind};
+use super::{Error, Result, System, Table, quote, refused, written};
 use crate::fence::Mark;
 
 /// Leaves a mark in one row, whatever mark was there: from now on whoever left that one cannot write.
@@ -56,18 +56,24 @@ impl<'t, DB: System> Marked<'t, DB> {
     }
 
     /// Sets a column.
-    pub fn set(mut self, column: &str, value: impl Value<DB>) -> Self {
-        self.row.set(column, bind(value));
-        self
+    pub fn set(self, column: &str, value: impl Value<DB>) -> Self {
+        self.push(column, bind(value))
     }
 
     /// Sets a column to an expression, as [`Write::set_to`](super::Write::set_to) does.
     pub fn set_to(
-        mut self,
+        self,
         column: &str,
         expression: impl Fn(&mut QueryBuilder<DB>) + Send + Sync + 'static,
     ) -> Self {
-        self.row.set(column, Box::new(expression));
+        self.push(column, Box::new(expression))
+    }
+
+    fn push(mut self, column: &str, push: Push<DB>) -> Self {
+        match column == self.row.table.mark {
+            true => self.row.refuse(column),
+            false => self.row.set(column, push),
+        }
         self
     }
 
@@ -94,7 +100,7 @@ async fn update<DB: System>(
         (row.table.quoted(), quote::<DB>(&row.table.mark), row.resource());
     let failed = |error| {
         // The trigger of a fenced table wants a token all the same.
-        refused(&error).unwrap_or_else(|| store(format!("writing to {resource} failed"), error))
+        refused(&error).unwrap_or_else(|| written(format!("writing to {resource} failed"), error))
     };
     let mut sql = QueryBuilder::new(format!("UPDATE {table} SET "));
     row.push_sets(&mut sql);

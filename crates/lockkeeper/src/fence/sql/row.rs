@@ -61,15 +61,17 @@ impl<'t, DB: System> Row<'t, DB> {
     }
 
     pub(super) fn set(&mut self, column: &str, push: Push<DB>) {
-        let name = identifier(column).and_then(|name| match name {
-            _ if self.table.owns(&name) => {
-                Err(Error::Invalid(format!("{name} is the fence's own: it sets it")))
-            }
-            _ => Ok(name),
-        });
-        if let Some(name) = self.note(name) {
+        if self.table.owns(column) {
+            return self.refuse(column);
+        }
+        if let Some(name) = self.note(identifier(column)) {
             self.sets.push((name, push));
         }
+    }
+
+    /// Notes that this column is not for others to set.
+    pub(super) fn refuse(&mut self, column: &str) {
+        self.note::<()>(Err(Error::Invalid(format!("{column} is the fence's own: it sets it"))));
     }
 
     pub(super) fn resource(&self) -> String {

@@ -5,7 +5,7 @@ use std::fmt;
 use sqlx::{Connection, QueryBuilder, Transaction};
 
 use super::row::{Row, Value, bind};
-use super::{Error, Result, Stale, System, Table, number, quote, refused, store};
+use super::{Error, Result, Stale, System, Table, number, quote, refused, written};
 use crate::token::Token;
 
 /// How often a write is tried whose refusal cannot be explained: the row has changed in between.
@@ -115,7 +115,7 @@ impl<'t, DB: System> Parts<'t, DB> {
             Some(Error::Stale(stale)) => Error::Stale(Stale { resource, ..stale }),
             Some(Error::NoToken { .. }) => Error::NoToken { resource, hint: self.row.table.hint() },
             Some(other) => other,
-            None => store(format!("writing to {resource} failed"), error),
+            None => written(format!("writing to {resource} failed"), error),
         }
     }
 }
