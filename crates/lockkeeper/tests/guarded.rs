@@ -78,7 +78,7 @@ async fn a_stopped_holder_that_writes_late_to_etcd_is_refused() {
     write_etcd(&guard, "new").await.unwrap();
     late.go_on();
     let answer = late.ask("write").await;
-    assert!(answer.starts_with("refused"), "{answer}");
+    assert!(answer.starts_with("refused") && answer.contains("is lost"), "{answer}");
     let state = etcdctl(&server, &["get", STATE, "--print-value-only"]);
     assert_eq!(state.trim(), "new", "the new holder's value is intact");
 }
