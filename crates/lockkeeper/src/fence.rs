@@ -9,7 +9,7 @@
 //! | rows in PostgreSQL, MySQL and MariaDB | `fence::sql` (cargo features `postgres` and `mysql`) |
 //! | keys in Redis | `fence::redis` (cargo feature `redis`) |
 //! | a service | `fence::http`, layers of tower (cargo feature `http`) |
-//! | a file | [`fence::file`](file) |
+//! | a file | [`fence::file`](mod@file) |
 //! | keys in etcd | `Guard::txn` (cargo feature `etcd`), which needs no token |
 //! | nodes in ZooKeeper | `Guard::zookeeper` (cargo feature `zookeeper`), the same |
 //!
