@@ -9,6 +9,7 @@ use lockkeeper::fence::file::FencedFile;
 use testkit::random::Random;
 use testkit::server;
 use testkit::taker::Taker;
+use testkit::wait::eventually;
 
 use crate::late::overtaken;
 use crate::{stale, token};
@@ -134,4 +135,42 @@ async fn in_a_storm_the_largest_token_wins_in_a_file() {
     }
     let newest = file.newest().await.unwrap().unwrap().to_string();
     assert!(fs::read_to_string(&path).unwrap().starts_with(&newest));
+}
+
+/// Writers are killed wherever they are: what is there is whole, and its token is not newer than the fence's.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_writer_that_is_killed_leaves_a_whole_file_under_its_fence() {
+    let (server, dir) = (server::redis(&[]).await, tempfile::tempdir().unwrap());
+    let path = dir.path().join("state");
+    let told = format!("redis://{} {}", server.address(), path.display());
+    let (mut random, file) = (Random::seeded(), FencedFile::new(&path).unwrap());
+    file.write(token(1), "1 ").await.unwrap();
+    let mut killed_inside = 0;
+    for _ in 0..60 {
+        let mut other = Taker::spawn(&told).await;
+        let before = fs::read_to_string(&path).unwrap();
+        other.send("storm without end");
+        // By a look at the file, and not at its fence: that would wait until nobody is inside.
+        let goes_on = async || fs::read_to_string(&path).unwrap() != before;
+        eventually("it goes on", goes_on).await;
+        for _ in 0..random.below(3000) {
+            tokio::task::yield_now().await;
+        }
+        other.kill();
+        killed_inside += usize::from(dir.path().join("state.fence.new").exists());
+        let newest = file.newest().await.unwrap().unwrap();
+        let text = fs::read_to_string(&path).unwrap();
+        let mut numbers = text.split_whitespace().map(|word| word.parse::<u64>().unwrap());
+        let first = numbers.next().unwrap();
+        assert!(first <= newest.get() && numbers.all(|number| number == first), "{text}");
+        let before = newest.get() - 1;
+        stale(
+            file.write(token(before), "late").await,
+            &path.display().to_string(),
+            before,
+            newest.get(),
+        );
+        file.write(newest, format!("{newest} ")).await.unwrap();
+    }
+    eprintln!("{killed_inside} were killed in the middle of a content");
 }

@@ -109,6 +109,9 @@ async fn serve(told: &str) {
             answer("done");
             continue;
         }
+        if command == "storm without end\n" {
+            climb(target).await;
+        }
         let guard = guard.as_ref().unwrap();
         answer(&match writer.write(command.trim_end(), guard, "late").await {
             Ok(()) => "written".to_owned(),
@@ -129,6 +132,16 @@ async fn storm(path: &str) {
             Ok(()) => {}
             Err(error) => assert!(error.stale().is_some(), "{error:?}"),
         }
+    }
+}
+
+/// Writes to a file, each time under a newer token, until it is killed.
+async fn climb(path: &str) {
+    let file = FencedFile::new(path).unwrap();
+    let first = file.newest().await.unwrap().unwrap().get() + 1;
+    for under in first.. {
+        let content = format!("{under} ").repeat(3000);
+        file.write(crate::token(under), content).await.unwrap();
     }
 }
 
