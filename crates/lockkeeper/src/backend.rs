@@ -18,6 +18,7 @@
 //!
 //! The conformance suite checks all of it; see CONTRIBUTING for how to add a backend.
 
+mod cells;
 #[cfg(feature = "etcd")]
 pub mod etcd;
 pub mod file;
@@ -31,6 +32,8 @@ mod register;
 pub mod sql;
 #[cfg(feature = "zookeeper")]
 pub mod zookeeper;
+
+pub use self::cells::{Cell, Cells, Write};
 
 use std::any::Any;
 use std::fmt;
@@ -97,6 +100,11 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
 
     /// Countdown latches, where the store has them.
     fn latches(&self) -> Option<&dyn Latches>;
+
+    /// Values that are compared and set, where the store has them.
+    fn cells(&self) -> Option<&dyn Cells> {
+        None
+    }
 
     /// What locks inside a transaction of the caller's need, where the store has such a thing.
     fn transactions(&self) -> Option<&dyn Transactions> {

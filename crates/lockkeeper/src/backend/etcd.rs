@@ -12,8 +12,9 @@
 //! | `./latch/foo//` | what is left of a latch |
 //! | `./latch/foo//REQUEST` | that a count-down was done |
 //! | `./evicted/foo//LEASE` | for the evicted holder: why |
+//! | `./cells/foo//N` | a segment of a stock; it has no lease and stays |
 //!
-//! Every key lives with a lease, which no other request uses at the same time. A request derives the ids
+//! Every other key lives with a lease, which no other request uses at the same time. A request derives the ids
 //! of its leases from its own id, so that one that is sent again finds its lease and its key; or it takes
 //! over one that was given back a moment ago (`spare.rs`), and is found by what is in its key.
 //!
@@ -66,6 +67,7 @@
 mod address;
 mod admin;
 mod asking;
+mod cells;
 mod client;
 mod guarded;
 mod hold;
@@ -95,7 +97,7 @@ use self::proto::etcdserverpb as pb;
 use self::spare::Spare;
 use self::watcher::Watcher;
 use super::register::Register;
-use super::{Admin, Backend, Capabilities, Hold, Latches, Patience, Request};
+use super::{Admin, Backend, Capabilities, Cells, Hold, Latches, Patience, Request};
 use crate::clock::Instant;
 use crate::error::Result;
 use crate::url::Servers;
@@ -210,6 +212,10 @@ impl Backend for Etcd {
     }
 
     fn latches(&self) -> Option<&dyn Latches> {
+        Some(self)
+    }
+
+    fn cells(&self) -> Option<&dyn Cells> {
         Some(self)
     }
 }

@@ -4,7 +4,7 @@
 //!
 //! | in the directory | what it is |
 //! | --- | --- |
-//! | `locks.db` | a SQLite database (WAL): the [`State`](crate::model::State) of each name in use, and the last token |
+//! | `locks.db` | a SQLite database (WAL): the [`State`](crate::model::State) of each name in use, the last token, and what stocks there are |
 //! | `processes/ID` | a FIFO per process: being open for reading proves that the process lives, and what is written to it wakes the process up |
 //! | `setup.lock` | locked with `flock` while the directory is set up or tidied |
 //!
@@ -34,9 +34,10 @@
 //!
 //! # Cost
 //!
-//! One transaction to lock and one to release, no `fsync`; a holder renews every third of its time to
+//! One transaction to lock and one to release, no `fsync` except for stocks; a holder renews every third of its time to
 //! live; a waiter asks about every 1.7 s.
 
+mod cells;
 mod database;
 mod directory;
 mod hold;
@@ -57,7 +58,9 @@ use self::directory::Directory;
 use self::hold::FileHold;
 use self::peers::{PeerId, Peers};
 use self::store::Store;
-use super::{Admin, Backend, Capabilities, Eviction, Hold, Latches, Patience, Request, Status};
+use super::{
+    Admin, Backend, Capabilities, Cells, Eviction, Hold, Latches, Patience, Request, Status,
+};
 use crate::clock::Instant;
 use crate::error::{Error, Result};
 use crate::model::{Answer, Ask, Place};
@@ -235,6 +238,10 @@ impl Backend for File {
     }
 
     fn latches(&self) -> Option<&dyn Latches> {
+        Some(self)
+    }
+
+    fn cells(&self) -> Option<&dyn Cells> {
         Some(self)
     }
 }

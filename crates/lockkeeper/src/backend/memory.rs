@@ -33,8 +33,8 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use super::{
-    Admin, Backend, Capabilities, Eviction, Hold, Latches, Patience, Release, Renewal, Request,
-    Status, Term,
+    Admin, Backend, Capabilities, Cell, Cells, Eviction, Hold, Latches, Patience, Release, Renewal,
+    Request, Status, Term, Write,
 };
 use crate::clock::Instant;
 use crate::error::{Error, Result};
@@ -52,6 +52,7 @@ const NAMES_KEPT: usize = 1024;
 pub struct Memory {
     place: String,
     table: Mutex<Table>,
+    cells: Mutex<HashMap<Name, Vec<Cell>>>,
 }
 
 #[derive(Default)]
@@ -136,7 +137,8 @@ impl Memory {
     }
 
     fn at(name: String) -> Arc<Self> {
-        Arc::new(Self { place: format!("memory:{name}"), table: Mutex::default() })
+        let place = format!("memory:{name}");
+        Arc::new(Self { place, table: Mutex::default(), cells: Mutex::default() })
     }
 
     /// Runs one transition on a name, then tells whom it concerns.
@@ -294,6 +296,10 @@ impl Backend for Memory {
     fn latches(&self) -> Option<&dyn Latches> {
         Some(self)
     }
+
+    fn cells(&self) -> Option<&dyn Cells> {
+        Some(self)
+    }
 }
 
 #[async_trait]
@@ -398,6 +404,33 @@ impl Latches for Memory {
                 return Ok(false);
             }
         }
+    }
+}
+
+#[async_trait]
+impl Cells for Memory {
+    async fn read(&self, name: &Name, count: usize) -> Result<Vec<Cell>> {
+        let mut read = self.cells.lock().get(name).cloned().unwrap_or_default();
+        read.resize(count, Cell::default());
+        Ok(read)
+    }
+
+    async fn swap(&self, name: &Name, writes: &[Write]) -> Result<bool> {
+        let mut cells = self.cells.lock();
+        let cells = cells.entry(name.clone()).or_default();
+        let last = writes.iter().map(|write| write.cell + 1).max().unwrap_or(0);
+        cells.resize(cells.len().max(last), Cell::default());
+        if writes.iter().any(|write| cells[write.cell].version != write.version) {
+            return Ok(false);
+        }
+        for Write { cell, version, value } in writes {
+            cells[*cell] = Cell { version: version + 1, value: value.clone() };
+        }
+        Ok(true)
+    }
+
+    fn may_pass(&self, _error: &Error) -> bool {
+        false
     }
 }
 

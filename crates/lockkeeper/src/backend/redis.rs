@@ -70,6 +70,7 @@
 
 mod admin;
 mod answer;
+mod cells;
 mod cluster;
 pub(super) mod commands;
 pub(super) mod connect;
@@ -108,7 +109,7 @@ use self::replicas::{Replicas, Shortfall, grant_time};
 use self::scripts::Scripts;
 use self::server::{Ear, Server};
 use super::register::{News, Register};
-use super::{Admin, Backend, Capabilities, Hold, Kind, Latches, Patience, Request, Term};
+use super::{Admin, Backend, Capabilities, Cells, Hold, Kind, Latches, Patience, Request, Term};
 use crate::clock::Instant;
 use crate::error::{Error, Result};
 use crate::loss::Loss;
@@ -509,6 +510,10 @@ impl Backend for Redis {
     }
 
     fn latches(&self) -> Option<&dyn Latches> {
+        Some(self)
+    }
+
+    fn cells(&self) -> Option<&dyn Cells> {
         Some(self)
     }
 }

@@ -53,6 +53,7 @@
 
 mod admin;
 mod attempt;
+mod cells;
 mod dialect;
 mod fault;
 mod fence;
@@ -90,7 +91,7 @@ use self::pool::{Pool, statement};
 use self::row::{ClientId, MOST_TOKENS};
 pub use self::session::Transactional;
 use self::store::{After, Guess, Store};
-use super::{Admin, Backend, Capabilities, Hold, Latches, Patience, Request};
+use super::{Admin, Backend, Capabilities, Cells, Hold, Latches, Patience, Request};
 use crate::clock::Instant;
 use crate::error::{Error, Result};
 use crate::loss::Loss;
@@ -450,6 +451,10 @@ impl<D: Dialect> Backend for Sql<D> {
     }
 
     fn latches(&self) -> Option<&dyn Latches> {
+        Some(self)
+    }
+
+    fn cells(&self) -> Option<&dyn Cells> {
         Some(self)
     }
 }

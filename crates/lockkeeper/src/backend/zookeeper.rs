@@ -15,6 +15,7 @@
 //! | `/foo/_c_REQUEST-__READ__N`, `…__WRIT__N` | a reader or a writer, as Curator's `InterProcessReadWriteLock`; reading under one's own write lock has the number of that |
 //! | `/foo/locks/_c_REQUEST-lock-N`, `/foo/leases/_c_REQUEST-lease-N` | the line for a permit and the permits, as Curator's `InterProcessSemaphoreV2` and `InterProcessSemaphoreMutex`; in both dialects, because kazoo's is not below the lock's node |
 //! | `/foo/latch` | a latch: count and time to live |
+//! | `/%stock/foo/N` | a segment of a stock; it stays |
 //! | `/foo/REQUEST__lock__N`, `/foo/REQUEST__rlock__N` | in dialect `kazoo`: as kazoo's `Lock` and `WriteLock`, and its `ReadLock` |
 //!
 //! 1. Create and list are sent together: one round trip to lock, one to release.
@@ -61,6 +62,7 @@
 
 mod address;
 mod admin;
+mod cells;
 mod guarded;
 mod hold;
 mod latches;
@@ -88,7 +90,7 @@ use self::layout::{Dialect, LEASES, LOCKS, Note, Role, element, lease_prefix};
 use self::line::{Line, Place, Traces, Waited};
 use self::queue::between;
 use self::session::{Ensemble, Session, answered, delete_for_good, failed};
-use super::{Admin, Backend, Capabilities, Hold, Kind, Latches, Patience, Request};
+use super::{Admin, Backend, Capabilities, Cells, Hold, Kind, Latches, Patience, Request};
 use crate::clock::Instant;
 use crate::error::{Error, Result};
 use crate::name::Name;
@@ -452,6 +454,10 @@ impl Backend for ZooKeeper {
     }
 
     fn latches(&self) -> Option<&dyn Latches> {
+        Some(self)
+    }
+
+    fn cells(&self) -> Option<&dyn Cells> {
         Some(self)
     }
 }

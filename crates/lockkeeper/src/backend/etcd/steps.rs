@@ -89,6 +89,12 @@ pub(super) fn modified(key: Vec<u8>, revision: i64) -> pb::Compare {
     compare((key, Vec::new()), CompareTarget::Mod, CompareResult::Equal, union)
 }
 
+/// The key was written so many times; zero: there is none.
+pub(super) fn written(key: Vec<u8>, times: u64) -> pb::Compare {
+    let union = TargetUnion::Version(i64::try_from(times).unwrap_or(i64::MAX));
+    compare((key, Vec::new()), CompareTarget::Version, CompareResult::Equal, union)
+}
+
 /// There is nothing in the range.
 pub(super) fn empty(range: Range) -> pb::Compare {
     let union = TargetUnion::CreateRevision(0);

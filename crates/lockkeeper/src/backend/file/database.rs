@@ -35,6 +35,11 @@ const VERSION: i32 = 1;
 /// How often to try again while another process writes: with pauses of 200 µs, some five seconds.
 const BUSY_TRIES: i32 = 20_000;
 
+/// What stocks are made of.
+const CELLS: &str = "CREATE TABLE IF NOT EXISTS cells (\
+    name TEXT NOT NULL, cell INTEGER NOT NULL, version INTEGER NOT NULL, value BLOB NOT NULL, \
+    PRIMARY KEY (name, cell)) WITHOUT ROWID";
+
 /// What can go wrong in here.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Fault {
@@ -93,6 +98,8 @@ pub(super) fn open(directory: &Directory, me: PeerId) -> Result<Connection> {
     if version == 0 {
         step.execute_batch(include_str!("schema.sql")).map_err(failed)?;
     }
+    // Not there in directories of before; those who do not know it leave it alone.
+    step.execute_batch(CELLS).map_err(failed)?;
     let (token, last_boot): (i64, String) = step
         .query_row("SELECT token, boot FROM meta", [], |row| Ok((row.get(0)?, row.get(1)?)))
         .map_err(failed)?;

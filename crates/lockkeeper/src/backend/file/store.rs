@@ -39,7 +39,7 @@ impl Store {
     ) -> Result<Arc<Self>> {
         let (jobs, inbox) = mpsc::channel();
         let inode = inode(&directory);
-        let clerk = Clerk { database, directory, inode, peers };
+        let clerk = Clerk { database, directory, inode, peers, durable: false };
         std::thread::Builder::new()
             .name("lockkeeper-file".into())
             .spawn(move || clerk.work(&inbox))
@@ -89,6 +89,22 @@ impl Store {
         outcome.await.unwrap_or_else(|_| Err(gone()))
     }
 
+    /// Does something else in a transaction. An error: nothing was changed. Carried out even if nobody
+    /// waits for it. `durable`: it outlasts a power failure.
+    pub(super) fn work<T, F>(
+        &self,
+        durable: bool,
+        work: F,
+    ) -> impl Future<Output = Result<T>> + use<T, F>
+    where
+        T: Send + 'static,
+        F: FnOnce(&Connection) -> Result<T, Fault> + Send + 'static,
+    {
+        let (reply, outcome) = oneshot::channel();
+        self.send(Work { durable, work: Some(work), done: None, reply });
+        async { outcome.await.unwrap_or_else(|_| Err(gone())) }
+    }
+
     fn send(&self, job: impl Job + 'static) {
         // Without the thread the job is dropped, and whoever waits for it sees that.
         let _ = self.jobs.send(Box::new(job));
@@ -107,6 +123,10 @@ fn gone() -> Error {
 trait Job: Send {
     fn run(&mut self, transaction: &mut Transaction<'_>) -> Result<(), Fault>;
     fn finish(self: Box<Self>, outcome: Result<()>);
+    /// Whether it must be on disk when it is finished.
+    fn is_durable(&self) -> bool {
+        false
+    }
 }
 
 /// One transaction, with what it has read so far.
@@ -193,6 +213,35 @@ where
     }
 }
 
+struct Work<F, T> {
+    durable: bool,
+    work: Option<F>,
+    done: Option<T>,
+    reply: oneshot::Sender<Result<T>>,
+}
+
+impl<F, T> Job for Work<F, T>
+where
+    F: FnOnce(&Connection) -> Result<T, Fault> + Send,
+    T: Send,
+{
+    fn run(&mut self, transaction: &mut Transaction<'_>) -> Result<(), Fault> {
+        if let Some(work) = self.work.take() {
+            self.done = Some(work(transaction.database)?);
+        }
+        Ok(())
+    }
+
+    fn finish(self: Box<Self>, outcome: Result<()>) {
+        let Self { done, reply, .. } = *self;
+        let _ = reply.send(outcome.and_then(|()| done.ok_or_else(gone)));
+    }
+
+    fn is_durable(&self) -> bool {
+        self.durable
+    }
+}
+
 struct List {
     names: Vec<Name>,
     reply: oneshot::Sender<Result<Vec<Name>>>,
@@ -220,6 +269,8 @@ struct Clerk {
     directory: Directory,
     inode: Option<u64>,
     peers: Arc<Peers>,
+    /// Whether commits are forced to disk just now.
+    durable: bool,
 }
 
 impl Clerk {
@@ -258,6 +309,12 @@ impl Clerk {
     ) -> Result<(News<PeerId>, HashMap<usize, Error>), Fault> {
         if self.inode != inode(&self.directory) {
             return Err(Fault::Replaced);
+        }
+        let durable = jobs.iter().any(|job| job.is_durable());
+        if durable != self.durable {
+            let level = if durable { "FULL" } else { "NORMAL" };
+            self.database.pragma_update(None, "synchronous", level)?;
+            self.durable = durable;
         }
         let mut failures = HashMap::new();
         let immediate = TransactionBehavior::Immediate;

@@ -40,6 +40,11 @@ pub(super) fn write_state_key(command: &mut impl RedisWrite, lock: &str) {
     command.write_arg_fmt(ours("lockkeeper", lock));
 }
 
+/// The key of the values that are compared and set.
+pub(super) fn cells_key(lock: &str) -> String {
+    ours("lockkeeper_cells", lock).to_string()
+}
+
 /// The key of the lock itself.
 pub(in crate::backend) fn lock_key(prefix: &str, name: &Name) -> String {
     format!("{prefix}{name}")

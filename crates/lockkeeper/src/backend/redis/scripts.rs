@@ -26,6 +26,8 @@ pub(super) struct Scripts {
     pub(super) latch_close: Script,
     pub(super) latch_count_down: Script,
     pub(super) latch_count: Script,
+    pub(super) cells_read: Script,
+    pub(super) cells_swap: Script,
 }
 
 static REDISSON: LazyLock<Scripts> = LazyLock::new(|| Scripts::new(Dialect::Redisson, false));
@@ -70,6 +72,8 @@ impl Scripts {
             latch_close: step("", lua!("latch_close.lua")),
             latch_count_down: step("", lua!("latch_count_down.lua")),
             latch_count: step("", lua!("latch_count.lua")),
+            cells_read: Script::new(lua!("cells_read.lua")),
+            cells_swap: Script::new(lua!("cells_swap.lua")),
         }
     }
 }

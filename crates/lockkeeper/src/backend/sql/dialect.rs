@@ -8,6 +8,7 @@ use super::fault::Fault;
 use super::hub::Hub;
 use super::pool::Pool;
 use super::row::{ClientId, Known, RawRow, Written};
+use crate::backend::{Cell, Write};
 
 /// The version of the tables that this program knows.
 pub(super) const VERSION: u64 = 1;
@@ -134,6 +135,20 @@ pub(super) trait Dialect: Send + Sync + Sized + 'static {
     fn expired(
         connection: &mut Self::Connection,
     ) -> impl Future<Output = Result<Vec<(Vec<u8>, Known)>, sqlx::Error>> + Send;
+
+    /// All cells of a name, with their numbers.
+    fn cells(
+        connection: &mut Self::Connection,
+        key: &[u8],
+    ) -> impl Future<Output = Result<Vec<(u64, Cell)>, sqlx::Error>> + Send;
+
+    /// Writes cells if all of them are of the versions that are expected; whether it did. One is one
+    /// statement, several are a transaction.
+    fn swap_cells(
+        connection: &mut Self::Connection,
+        key: &[u8],
+        writes: &[Write],
+    ) -> impl Future<Output = Result<bool, sqlx::Error>> + Send;
 
     /// What an error means.
     fn fault(error: sqlx::Error) -> Fault;

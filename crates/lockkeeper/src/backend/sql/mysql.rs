@@ -15,6 +15,7 @@ use super::fault::{Fault, NO_RIGHTS, NO_TABLES, READ_ONLY};
 use super::hub::Hub;
 use super::pool::Pool;
 use super::row::{ClientId, Known, RawRow, Written};
+use crate::backend::{Cell, Write};
 use crate::error::Result as OurResult;
 use crate::tls::Pem;
 use crate::url::SqlOptions;
@@ -85,6 +86,30 @@ fn is_known(key: &[u8], Known { epoch, version }: Known) -> String {
 pub(super) fn code(error: &sqlx::Error) -> Option<u16> {
     use sqlx::mysql::MySqlDatabaseError;
     Some(error.as_database_error()?.try_downcast_ref::<MySqlDatabaseError>()?.number())
+}
+
+/// Writes a cell if it is of the version that is expected of it.
+async fn swap_cell(
+    connection: &mut MySqlConnection,
+    key: &[u8],
+    Write { cell, version, value }: &Write,
+) -> Result<bool, sqlx::Error> {
+    let (name, value) = (binary(key), binary(value));
+    if *version > 0 {
+        let sql = format!(
+            "UPDATE lockkeeper_cells SET version = version + 1, value = {value} \
+             WHERE name = {name} AND cell = {cell} AND version = {version}"
+        );
+        return execute(connection, sql).await;
+    }
+    let sql = format!(
+        "INSERT INTO lockkeeper_cells (name, cell, version, value) \
+         VALUES ({name}, {cell}, 1, {value})"
+    );
+    match execute(connection, sql).await {
+        Err(error) if code(&error) == Some(1062) => Ok(false),
+        inserted => inserted,
+    }
 }
 
 impl Dialect for MySql {
@@ -255,6 +280,47 @@ impl Dialect for MySql {
             Ok((row.try_get(0)?, known))
         });
         expired.collect()
+    }
+
+    async fn cells(
+        connection: &mut MySqlConnection,
+        key: &[u8],
+    ) -> Result<Vec<(u64, Cell)>, sqlx::Error> {
+        let sql = format!(
+            "SELECT CAST(cell AS SIGNED), version, value FROM lockkeeper_cells WHERE name = {}",
+            binary(key)
+        );
+        let rows = sqlx::raw_sql(AssertSqlSafe(sql)).fetch_all(connection).await?;
+        let cell = |row: &MySqlRow| {
+            let (version, value) = (number(row, 1)?, row.try_get(2)?);
+            Ok((number(row, 0)?, Cell { version, value }))
+        };
+        rows.iter().map(cell).collect()
+    }
+
+    async fn swap_cells(
+        connection: &mut MySqlConnection,
+        key: &[u8],
+        writes: &[Write],
+    ) -> Result<bool, sqlx::Error> {
+        if let [write] = writes {
+            return swap_cell(connection, key, write).await;
+        }
+        let swapping = async {
+            execute(connection, "BEGIN".to_owned()).await?;
+            for write in writes {
+                if !swap_cell(connection, key, write).await? {
+                    return Ok(false);
+                }
+            }
+            execute(connection, "COMMIT".to_owned()).await.map(|_| true)
+        };
+        let swapped = swapping.await;
+        if !matches!(swapped, Ok(true)) {
+            // The connection must not go back with half of it, nor with its locks.
+            execute(connection, "ROLLBACK".to_owned()).await?;
+        }
+        swapped
     }
 
     fn fault(error: sqlx::Error) -> Fault {

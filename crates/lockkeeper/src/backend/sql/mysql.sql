@@ -28,4 +28,12 @@ CREATE TABLE IF NOT EXISTS lockkeeper_rows (
     made DATETIME NOT NULL,
     KEY (made)
 ) ENGINE = InnoDB;
+-- A row per segment of a stock; they stay.
+CREATE TABLE IF NOT EXISTS lockkeeper_cells (
+    name VARBINARY(510) NOT NULL,
+    cell INT NOT NULL,
+    version BIGINT NOT NULL,
+    value LONGBLOB NOT NULL,
+    PRIMARY KEY (name, cell)
+) ENGINE = InnoDB;
 INSERT IGNORE INTO lockkeeper_meta (one, version) VALUES (TRUE, 1);

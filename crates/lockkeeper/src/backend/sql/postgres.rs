@@ -19,6 +19,7 @@ use super::hub::Hub;
 use super::listener;
 use super::pool::Pool;
 use super::row::{ClientId, Known, RawRow, Written};
+use crate::backend::{Cell, Write};
 use crate::error::Result as OurResult;
 use crate::tls::Pem;
 use crate::url::SqlOptions;
@@ -402,6 +403,64 @@ impl Dialect for Postgres {
             Ok((name, Known { epoch, version }))
         });
         expired.collect()
+    }
+
+    async fn cells(
+        connection: &mut PgConnection,
+        key: &[u8],
+    ) -> Result<Vec<(u64, Cell)>, sqlx::Error> {
+        let sql = format!(
+            "SELECT cell::bigint, version, encode(value, 'hex') FROM lockkeeper_cells WHERE name = {}",
+            bytea(key)
+        );
+        let rows = sqlx::raw_sql(AssertSqlSafe(sql)).fetch_all(connection).await?;
+        let cell = |row: &PgRow| {
+            let value: String = row.try_get(2)?;
+            let value = unhex(&value).ok_or_else(|| sqlx::Error::Decode("no bytes".into()))?;
+            Ok((number(row.try_get(0)?)?, Cell { version: number(row.try_get(1)?)?, value }))
+        };
+        rows.iter().map(cell).collect()
+    }
+
+    async fn swap_cells(
+        connection: &mut PgConnection,
+        key: &[u8],
+        writes: &[Write],
+    ) -> Result<bool, sqlx::Error> {
+        let name = bytea(key);
+        let statement = |Write { cell, version, value }: &Write| {
+            let value = bytea(value);
+            match version {
+                0 => format!(
+                    "INSERT INTO lockkeeper_cells (name, cell, version, value) \
+                     SELECT {name}, {cell}, 1, {value} FROM {} ON CONFLICT DO NOTHING",
+                    in_time()
+                ),
+                _ => format!(
+                    "UPDATE lockkeeper_cells SET version = version + 1, value = {value} FROM {} \
+                     WHERE name = {name} AND cell = {cell} AND version = {version}",
+                    in_time()
+                ),
+            }
+        };
+        if let [write] = writes {
+            return execute(connection, statement(write)).await;
+        }
+        let swapping = async {
+            execute(connection, "BEGIN".to_owned()).await?;
+            for write in writes {
+                if !execute(connection, statement(write)).await? {
+                    return Ok(false);
+                }
+            }
+            execute(connection, "COMMIT".to_owned()).await.map(|_| true)
+        };
+        let swapped = swapping.await;
+        if !matches!(swapped, Ok(true)) {
+            // The connection must not go back with half of it.
+            execute(connection, "ROLLBACK".to_owned()).await?;
+        }
+        swapped
     }
 
     fn fault(error: sqlx::Error) -> Fault {

@@ -15,4 +15,12 @@ CREATE TABLE IF NOT EXISTS lockkeeper_names (
     ends bigint NOT NULL,
     state bytea NOT NULL
 ) WITH (fillfactor = 70);
+-- A row per segment of a stock; they stay.
+CREATE TABLE IF NOT EXISTS lockkeeper_cells (
+    name bytea NOT NULL,
+    cell integer NOT NULL,
+    version bigint NOT NULL,
+    value bytea NOT NULL,
+    PRIMARY KEY (name, cell)
+) WITH (fillfactor = 70);
 INSERT INTO lockkeeper_meta (version) VALUES (1) ON CONFLICT DO NOTHING;

@@ -40,6 +40,7 @@
 //! five seconds for each name that a process waits for.
 
 mod admin;
+mod cells;
 mod hold;
 #[cfg(feature = "mysql")]
 mod mysql;
@@ -69,7 +70,7 @@ use super::pool::{Pool, statement};
 use super::row::{Loaded, Written};
 use super::{OUTAGE, RETRY, WAITER_LEASE, check_version};
 use crate::backend::{
-    Access, Admin, Backend, Capabilities, Hold, Latches, Patience, Request, Transactions,
+    Access, Admin, Backend, Capabilities, Cells, Hold, Latches, Patience, Request, Transactions,
 };
 use crate::clock::Instant;
 use crate::error::{Error, Result};
@@ -384,6 +385,10 @@ impl<D: Ties> Backend for Session<D> {
 
     fn latches(&self) -> Option<&dyn Latches> {
         None
+    }
+
+    fn cells(&self) -> Option<&dyn Cells> {
+        Some(self)
     }
 
     fn transactions(&self) -> Option<&dyn Transactions> {

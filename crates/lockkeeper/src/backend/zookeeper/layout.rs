@@ -13,6 +13,9 @@ pub(super) const LEASES: &str = "leases";
 /// Under the node of a latch: its count.
 pub(super) const LATCH: &str = "latch";
 
+/// Above all cells. No name of a lock is written like this.
+pub(super) const CELLS: &str = "%stock";
+
 /// The last sequence number that is used. At the end of its numbers ZooKeeper gives the last one to
 /// everybody, or goes on into negative ones, which sort backwards: everybody would hold the lock. The
 /// gap is for those in line meanwhile.
@@ -212,6 +215,7 @@ mod tests {
             assert_eq!(name(expected), Some(lock));
         }
         assert_eq!(name("%zz"), None);
+        assert_eq!(name(CELLS), None);
     }
 
     #[test]
