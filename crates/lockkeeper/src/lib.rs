@@ -36,7 +36,9 @@ pub use locks::{DEFAULT_TTL, Locks};
 pub use loss::{Cause, Loss};
 pub use name::Name;
 pub use owner::{Owner, RequestId};
-pub use primitive::{Latch, Multi, MultiGuard, Mutex, RwLock, Semaphore, WriteGuard};
+pub use primitive::{
+    Latch, Multi, MultiGuard, Mutex, RwLock, Semaphore, Striped, StripedStock, WriteGuard,
+};
 pub use shutdown::Shutdown;
 pub use token::{Token, TokenBlock};
 pub use url::{

@@ -19,7 +19,7 @@ use crate::keeper::Keeper;
 use crate::lease::{Limits, Terms};
 use crate::name::Name;
 use crate::owner::{Identity, Owner};
-use crate::primitive::{Latch, Multi, Mutex, RwLock, Semaphore};
+use crate::primitive::{Latch, Multi, Mutex, RwLock, Semaphore, Striped, StripedStock};
 use crate::url::Url;
 use crate::wait::until;
 
@@ -144,6 +144,16 @@ impl Locks {
     /// A countdown latch: opens when it has been counted down to zero.
     pub fn latch(&self, name: impl AsRef<str>) -> Latch {
         Latch::new(self, name.as_ref())
+    }
+
+    /// A stock of something in so many segments, 1 to 100: taken from by many at a time, never oversold.
+    pub fn stock(&self, name: impl AsRef<str>, segments: usize) -> StripedStock {
+        StripedStock::new(self, name.as_ref(), segments)
+    }
+
+    /// So many mutexes, 1 to 1024, for any number of keys.
+    pub fn striped(&self, name: impl AsRef<str>, stripes: usize) -> Striped {
+        Striped::new(self, name.as_ref(), stripes)
     }
 
     /// Several mutexes of this store as one. For members at several stores see [`Multi::new`].

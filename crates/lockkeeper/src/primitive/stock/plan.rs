@@ -1,0 +1,155 @@
+//! From which segments to take, and to which to add: pure.
+
+/// Which segments get which amounts. Nothing else changes.
+pub(super) type Plan = Vec<(usize, u64)>;
+
+/// Takes `wanted`; `None`: there is not so much. From `home` if that has enough, else from the next
+/// one that has, else from as few as possible. A home that has run dry gets half of what the richest
+/// has left, so that those who have it for a home go on beside each other.
+pub(super) fn take(amounts: &[u64], wanted: u64, home: usize) -> Option<Plan> {
+    let has = |at: &usize| amounts[*at] >= wanted;
+    let around = || (home..amounts.len()).chain(0..home);
+    if has(&home) {
+        return Some(vec![(home, amounts[home] - wanted)]);
+    }
+    let richest = around().max_by_key(|at| amounts[*at])?;
+    if amounts[home] == 0 && has(&richest) {
+        let left = amounts[richest] - wanted;
+        let moved = left / 2;
+        if moved >= wanted {
+            return Some(vec![(home, moved), (richest, left - moved)]);
+        }
+    }
+    if let Some(at) = around().find(has) {
+        return Some(vec![(at, amounts[at] - wanted)]);
+    }
+    let mut by_amount: Vec<usize> = around().collect();
+    by_amount.sort_by_key(|at| std::cmp::Reverse(amounts[*at]));
+    let (mut plan, mut missing) = (Plan::new(), wanted);
+    for at in by_amount {
+        let part = amounts[at].min(missing);
+        plan.push((at, amounts[at] - part));
+        missing -= part;
+        if missing == 0 {
+            return Some(plan);
+        }
+    }
+    None
+}
+
+/// Adds `more`, to the poorest first, so that all end up as even as possible. `None`: more than there
+/// are numbers for.
+pub(super) fn spread(amounts: &[u64], more: u64) -> Option<Plan> {
+    total(amounts)?.checked_add(more)?;
+    let mut order: Vec<usize> = (0..amounts.len()).collect();
+    order.sort_by_key(|at| amounts[*at]);
+    // How many of the poorest are raised, and up to which level.
+    let (mut below, mut level) = (u128::from(more), 0);
+    let mut raised = 0;
+    for at in &order {
+        let amount = u128::from(amounts[*at]);
+        if raised > 0 && level <= amount {
+            break;
+        }
+        (below, raised) = (below + amount, raised + 1);
+        level = below / raised;
+    }
+    let count = usize::try_from(raised).unwrap_or(amounts.len());
+    let mut over = usize::try_from(below - level * raised).unwrap_or(0);
+    let mut plan = Plan::new();
+    for at in order.into_iter().take(count) {
+        let one = u64::from(over > 0);
+        over = over.saturating_sub(1);
+        let amount = u64::try_from(level).ok()?.checked_add(one)?;
+        if amount != amounts[at] {
+            plan.push((at, amount));
+        }
+    }
+    Some(plan)
+}
+
+/// Adds `more` to one.
+pub(super) fn put(amounts: &[u64], more: u64, at: usize) -> Option<Plan> {
+    total(amounts)?.checked_add(more)?;
+    Some(vec![(at, amounts[at] + more)])
+}
+
+/// All together.
+pub(super) fn total(amounts: &[u64]) -> Option<u64> {
+    amounts.iter().try_fold(0_u64, |sum, amount| sum.checked_add(*amount))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn after(amounts: &[u64], plan: &Plan) -> Vec<u64> {
+        let mut after = amounts.to_vec();
+        for (at, amount) in plan {
+            after[*at] = *amount;
+        }
+        after
+    }
+
+    #[test]
+    fn twenty_each_in_ten() {
+        assert_eq!(after(&[0; 10], &spread(&[0; 10], 200).unwrap()), [20; 10]);
+        assert_eq!(after(&[0; 3], &spread(&[0; 3], 5).unwrap()), [2, 2, 1]);
+        assert_eq!(after(&[9, 0, 1], &spread(&[9, 0, 1], 3).unwrap()), [9, 2, 2]);
+        assert_eq!(spread(&[u64::MAX, 0], 1), None);
+    }
+
+    #[test]
+    fn five_are_taken_from_one_where_that_is_possible() {
+        assert_eq!(take(&[20, 20, 20], 5, 1), Some(vec![(1, 15)]));
+        assert_eq!(take(&[20, 4, 20], 5, 1), Some(vec![(2, 15)]));
+        assert_eq!(take(&[2, 4, 2], 5, 0), Some(vec![(1, 0), (0, 1)]));
+        assert_eq!(take(&[2, 1, 1], 5, 0), None);
+    }
+
+    #[test]
+    fn a_segment_that_ran_dry_is_filled_from_the_richest() {
+        assert_eq!(take(&[0, 7, 21], 1, 0), Some(vec![(0, 10), (2, 10)]));
+        assert_eq!(take(&[0, 2, 1], 1, 0), Some(vec![(1, 1)]), "not for so little");
+    }
+
+    proptest! {
+        #[test]
+        fn exactly_so_much_is_taken_or_there_is_not_so_much(
+            amounts in prop::collection::vec(0_u64..30, 1..12),
+            wanted in 1_u64..60,
+            home: prop::sample::Index,
+        ) {
+            let sum = total(&amounts).unwrap();
+            match take(&amounts, wanted, home.index(amounts.len())) {
+                None => prop_assert!(sum < wanted),
+                Some(plan) => {
+                    let left = total(&after(&amounts, &plan)).unwrap();
+                    prop_assert_eq!(left + wanted, sum);
+                    let mut touched: Vec<_> = plan.iter().map(|(at, _)| at).collect();
+                    touched.sort();
+                    touched.dedup();
+                    prop_assert_eq!(touched.len(), plan.len(), "each once");
+                    let enough = amounts.iter().any(|amount| *amount >= wanted);
+                    prop_assert!(!enough || plan.len() <= 2);
+                }
+            }
+        }
+
+        #[test]
+        fn exactly_so_much_is_added_and_evenly(
+            amounts in prop::collection::vec(0_u64..30, 1..12),
+            more in 1_u64..200,
+        ) {
+            let plan = spread(&amounts, more).unwrap();
+            let after = after(&amounts, &plan);
+            prop_assert_eq!(total(&after).unwrap(), total(&amounts).unwrap() + more);
+            prop_assert!(amounts.iter().zip(&after).all(|(was, is)| was <= is));
+            let highest = plan.iter().map(|(_, amount)| *amount).max().unwrap();
+            let lowest = *after.iter().min().unwrap();
+            prop_assert!(highest - lowest <= 1, "{amounts:?} {after:?}");
+        }
+    }
+}
