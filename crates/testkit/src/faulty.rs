@@ -12,10 +12,11 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use lockkeeper::backend::{
-    Admin, Backend, Capabilities, Hold, Latches, Release, Renewal, Request, Term,
+    Admin, Backend, Capabilities, Cell, Cells, Hold, Latches, Release, Renewal, Request, Term,
+    Write,
 };
 use lockkeeper::clock::Instant;
-use lockkeeper::{Error, Loss, Result, TokenBlock};
+use lockkeeper::{Error, Loss, Name, Result, TokenBlock};
 use tokio::sync::watch;
 
 /// How one operation behaves.
@@ -137,6 +138,10 @@ pub struct Faults {
     pub renew: Fault,
     /// [`Hold::release`].
     pub release: Fault,
+    /// [`Cells::read`] and [`Cells::read_at_once`].
+    pub read: Fault,
+    /// [`Cells::swap`].
+    pub swap: Fault,
     renewed_after_release: AtomicUsize,
 }
 
@@ -194,6 +199,30 @@ impl Backend for Faulty {
 
     fn latches(&self) -> Option<&dyn Latches> {
         self.inner.latches()
+    }
+
+    fn cells(&self) -> Option<&dyn Cells> {
+        self.inner.cells().is_some().then_some(self)
+    }
+}
+
+#[async_trait]
+impl Cells for Faulty {
+    async fn read(&self, name: &Name, count: usize) -> Result<Vec<Cell>> {
+        self.faults.read.run(self.inner.cells().unwrap().read(name, count)).await
+    }
+
+    async fn read_at_once(&self, name: &Name, count: usize) -> Result<Vec<Cell>> {
+        self.faults.read.run(self.inner.cells().unwrap().read_at_once(name, count)).await
+    }
+
+    async fn swap(&self, name: &Name, writes: &[Write]) -> Result<bool> {
+        self.faults.swap.run(self.inner.cells().unwrap().swap(name, writes)).await
+    }
+
+    fn may_pass(&self, error: &Error) -> bool {
+        matches!(error, Error::Unavailable { backend: "faulty", .. })
+            || self.inner.cells().unwrap().may_pass(error)
     }
 }
 

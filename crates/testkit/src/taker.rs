@@ -20,6 +20,8 @@
 //! | `fenced-write FILE VALUE` | `ok accepted` or `ok refused`, as a late writer that does not ask whether it is lost |
 //! | `rounds NAME N DIR` | takes and releases so often, with a judge; `ok VIOLATIONS` |
 //! | `release-on-signal` | `ok told` |
+//! | `drain NAME SEGMENTS MOST FILE` | takes up to so many of a stock at a time until nothing is left, and writes down what; `ok SUM` |
+//! | `churn NAME SEGMENTS MOST ROUNDS FILE` | takes and puts back, so many times; `ok TIMES` |
 //! | `exit` | ends without releasing |
 
 pub mod child;

@@ -10,6 +10,7 @@ use tokio::sync::mpsc;
 
 use super::MARK;
 use crate::conformance::in_order;
+use crate::random::Random;
 use crate::register::FileRegister;
 
 type Answer = Result<String, Box<dyn std::error::Error + Send + Sync>>;
@@ -92,6 +93,13 @@ async fn obey(locks: &Locks, guards: &mut Vec<Guard>, words: &[&str]) -> Answer 
             locks.release_on_signal()?;
             Ok("told".into())
         }
+        ["drain", name, segments, most, file] => {
+            drain(locks, name, (segments.parse()?, most.parse()?), Path::new(file)).await
+        }
+        ["churn", name, segments, most, rounds, file] => {
+            let numbers = (segments.parse()?, most.parse()?, rounds.parse()?);
+            churn(locks, name, numbers, Path::new(file)).await
+        }
         ["exit"] => std::process::exit(0),
         [how, name, options @ ..] => match take(locks, how, name, options).await? {
             Some(guard) => {
@@ -152,4 +160,55 @@ async fn rounds(locks: &Locks, name: &str, times: usize, dir: &Path) -> Answer {
         guard.release().await?;
     }
     Ok(violations.to_string())
+}
+
+/// Takes random portions of a stock until nothing is left, and writes down each before it asks for it and
+/// when it has it.
+async fn drain(locks: &Locks, name: &str, (segments, most): (usize, u64), file: &Path) -> Answer {
+    let mut log = OpenOptions::new().create(true).append(true).open(file)?;
+    let mut random = Random::seeded();
+    let stock = locks.stock(name, segments);
+    let mut sum = 0;
+    let mut bound = most;
+    while bound > 0 {
+        let portion = 1 + random.below(bound);
+        writeln!(log, "asks {portion}")?;
+        if stock.take(portion).await? {
+            writeln!(log, "took {portion}")?;
+            sum += portion;
+        } else {
+            writeln!(log, "none {portion}")?;
+            // Less may still be there.
+            bound = portion - 1;
+        }
+    }
+    Ok(sum.to_string())
+}
+
+/// Takes random portions of a stock and puts them back, so many times, and writes down each step before
+/// and after.
+async fn churn(
+    locks: &Locks,
+    name: &str,
+    (segments, most, rounds): (usize, u64, u32),
+    file: &Path,
+) -> Answer {
+    let mut log = OpenOptions::new().create(true).append(true).open(file)?;
+    let mut random = Random::seeded();
+    let stock = locks.stock(name, segments);
+    let mut times = 0;
+    for _ in 0..rounds {
+        let portion = 1 + random.below(most);
+        writeln!(log, "asks {portion}")?;
+        if !stock.take(portion).await? {
+            writeln!(log, "none {portion}")?;
+            continue;
+        }
+        writeln!(log, "took {portion}")?;
+        writeln!(log, "back {portion}")?;
+        stock.restock(portion).await?;
+        writeln!(log, "gave {portion}")?;
+        times += 1;
+    }
+    Ok(times.to_string())
 }

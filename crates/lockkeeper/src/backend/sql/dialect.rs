@@ -142,8 +142,9 @@ pub(super) trait Dialect: Send + Sync + Sized + 'static {
         key: &[u8],
     ) -> impl Future<Output = Result<Vec<(u64, Cell)>, sqlx::Error>> + Send;
 
-    /// Writes cells if all of them are of the versions that are expected; whether it did. One is one
-    /// statement, several are a transaction.
+    /// Writes cells if all of them are of the versions that are expected; whether it did. One
+    /// statement however many there are, for nobody must be stopped in between with rows locked; before
+    /// that, another one makes rows that are missing.
     fn swap_cells(
         connection: &mut Self::Connection,
         key: &[u8],

@@ -88,30 +88,6 @@ pub(super) fn code(error: &sqlx::Error) -> Option<u16> {
     Some(error.as_database_error()?.try_downcast_ref::<MySqlDatabaseError>()?.number())
 }
 
-/// Writes a cell if it is of the version that is expected of it.
-async fn swap_cell(
-    connection: &mut MySqlConnection,
-    key: &[u8],
-    Write { cell, version, value }: &Write,
-) -> Result<bool, sqlx::Error> {
-    let (name, value) = (binary(key), binary(value));
-    if *version > 0 {
-        let sql = format!(
-            "UPDATE lockkeeper_cells SET version = version + 1, value = {value} \
-             WHERE name = {name} AND cell = {cell} AND version = {version}"
-        );
-        return execute(connection, sql).await;
-    }
-    let sql = format!(
-        "INSERT INTO lockkeeper_cells (name, cell, version, value) \
-         VALUES ({name}, {cell}, 1, {value})"
-    );
-    match execute(connection, sql).await {
-        Err(error) if code(&error) == Some(1062) => Ok(false),
-        inserted => inserted,
-    }
-}
-
 impl Dialect for MySql {
     const NAME: &'static str = "mysql";
 
@@ -303,24 +279,34 @@ impl Dialect for MySql {
         key: &[u8],
         writes: &[Write],
     ) -> Result<bool, sqlx::Error> {
-        if let [write] = writes {
-            return swap_cell(connection, key, write).await;
+        let name = binary(key);
+        let new = writes.iter().filter(|write| write.version == 0);
+        let new: Vec<_> = new.map(|write| format!("({name}, {}, 0, '')", write.cell)).collect();
+        if !new.is_empty() {
+            let sql = format!(
+                "INSERT INTO lockkeeper_cells (name, cell, version, value) VALUES {} \
+                 ON DUPLICATE KEY UPDATE version = version",
+                new.join(", ")
+            );
+            execute(connection, sql).await?;
         }
-        let swapping = async {
-            execute(connection, "BEGIN".to_owned()).await?;
-            for write in writes {
-                if !swap_cell(connection, key, write).await? {
-                    return Ok(false);
-                }
-            }
-            execute(connection, "COMMIT".to_owned()).await.map(|_| true)
-        };
-        let swapped = swapping.await;
-        if !matches!(swapped, Ok(true)) {
-            // The connection must not go back with half of it, nor with its locks.
-            execute(connection, "ROLLBACK".to_owned()).await?;
+        let (mut cases, mut cells) = (String::new(), Vec::with_capacity(writes.len()));
+        for Write { cell, version, value } in writes {
+            let value = binary(value);
+            cases += &format!(" WHEN cell = {cell} AND version = {version} THEN {value}");
+            cells.push(cell.to_string());
         }
-        swapped
+        // A value that is null, because the version is another one, is refused, and the whole statement
+        // with it. From left to right: the value is found by the version of before.
+        let sql = format!(
+            "UPDATE lockkeeper_cells SET value = CASE{cases} END, version = version + 1 \
+             WHERE name = {name} AND cell IN ({}) ORDER BY cell",
+            cells.join(", ")
+        );
+        match execute(connection, sql).await {
+            Err(error) if code(&error) == Some(1048) => Ok(false),
+            swapped => swapped,
+        }
     }
 
     fn fault(error: sqlx::Error) -> Fault {

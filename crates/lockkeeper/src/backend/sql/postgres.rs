@@ -427,40 +427,34 @@ impl Dialect for Postgres {
         key: &[u8],
         writes: &[Write],
     ) -> Result<bool, sqlx::Error> {
-        let name = bytea(key);
-        let statement = |Write { cell, version, value }: &Write| {
-            let value = bytea(value);
-            match version {
-                0 => format!(
-                    "INSERT INTO lockkeeper_cells (name, cell, version, value) \
-                     SELECT {name}, {cell}, 1, {value} FROM {} ON CONFLICT DO NOTHING",
-                    in_time()
-                ),
-                _ => format!(
-                    "UPDATE lockkeeper_cells SET version = version + 1, value = {value} FROM {} \
-                     WHERE name = {name} AND cell = {cell} AND version = {version}",
-                    in_time()
-                ),
-            }
-        };
-        if let [write] = writes {
-            return execute(connection, statement(write)).await;
+        let (name, count, in_time) = (bytea(key), writes.len(), in_time());
+        let new = writes.iter().filter(|write| write.version == 0);
+        let new: Vec<_> = new.map(|write| format!("({})", write.cell)).collect();
+        if !new.is_empty() {
+            let sql = format!(
+                "INSERT INTO lockkeeper_cells (name, cell, version, value) \
+                 SELECT {name}, cell, 0, '' FROM (VALUES {}) AS new (cell), {in_time} \
+                 ON CONFLICT DO NOTHING",
+                new.join(", ")
+            );
+            execute(connection, sql).await?;
         }
-        let swapping = async {
-            execute(connection, "BEGIN".to_owned()).await?;
-            for write in writes {
-                if !execute(connection, statement(write)).await? {
-                    return Ok(false);
-                }
-            }
-            execute(connection, "COMMIT".to_owned()).await.map(|_| true)
+        let row = |Write { cell, version, value }: &Write| {
+            format!("({cell}, {version}::bigint, {})", bytea(value))
         };
-        let swapped = swapping.await;
-        if !matches!(swapped, Ok(true)) {
-            // The connection must not go back with half of it.
-            execute(connection, "ROLLBACK".to_owned()).await?;
-        }
-        swapped
+        let rows: Vec<_> = writes.iter().map(row).collect();
+        // First all of them are locked that are as expected, in order, and counted; then written. One
+        // that somebody has changed since we began is seen as it is once it is locked.
+        let sql = format!(
+            "WITH next (cell, version, value) AS (VALUES {}), \
+             locked AS (SELECT 1 FROM lockkeeper_cells AS c JOIN next USING (cell, version), {in_time} \
+                 WHERE c.name = {name} ORDER BY c.cell FOR UPDATE OF c) \
+             UPDATE lockkeeper_cells AS c SET version = c.version + 1, value = next.value \
+             FROM next WHERE c.name = {name} AND c.cell = next.cell AND c.version = next.version \
+                 AND (SELECT count(*) FROM locked) = {count}",
+            rows.join(", ")
+        );
+        execute(connection, sql).await
     }
 
     fn fault(error: sqlx::Error) -> Fault {

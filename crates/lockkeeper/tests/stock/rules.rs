@@ -1,0 +1,62 @@
+//! What can be asked of a stock, and what cannot.
+
+use lockkeeper::{Error, Locks};
+
+#[tokio::test]
+async fn all_or_nothing_over_several_segments() {
+    let stock = Locks::memory().stock("s", 4);
+    assert!(!stock.take(1).await.unwrap(), "nothing was ever there");
+    stock.restock(8).await.unwrap();
+    assert!(!stock.take(9).await.unwrap());
+    assert_eq!(stock.segments().await.unwrap(), [2; 4]);
+    assert!(stock.take(7).await.unwrap());
+    assert_eq!(stock.remaining().await.unwrap(), 1);
+    assert!(!stock.take(2).await.unwrap());
+    assert!(stock.take(1).await.unwrap());
+    assert!(stock.take(0).await.unwrap());
+    stock.restock(0).await.unwrap();
+    assert_eq!(stock.remaining().await.unwrap(), 0);
+}
+
+#[tokio::test]
+async fn only_the_first_restocks_first() {
+    let locks = Locks::memory();
+    assert!(locks.stock("s", 4).restock_first(10).await.unwrap());
+    assert!(locks.stock("s", 4).take(10).await.unwrap());
+    assert!(!locks.stock("s", 4).restock_first(10).await.unwrap(), "sold out is not new");
+    assert_eq!(locks.stock("s", 4).remaining().await.unwrap(), 0);
+}
+
+#[tokio::test]
+async fn who_disagrees_about_the_number_of_segments_is_told() {
+    let locks = Locks::memory();
+    locks.stock("s", 4).restock(10).await.unwrap();
+    for other in [1, 3, 5, 100] {
+        let error = locks.stock("s", other).take(1).await.unwrap_err();
+        assert!(
+            matches!(&error, Error::Config(text) if text.contains("has 4 segments")),
+            "{error}"
+        );
+    }
+    for impossible in [0, 101] {
+        let error = locks.stock("t", impossible).remaining().await.unwrap_err();
+        assert!(matches!(error, Error::Config(_)), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn there_is_an_end_to_numbers() {
+    let stock = Locks::memory().stock("s", 3);
+    stock.restock(u64::MAX).await.unwrap();
+    assert!(matches!(stock.restock(1).await, Err(Error::Config(_))));
+    assert!(stock.take(u64::MAX).await.unwrap());
+    assert_eq!(stock.segments().await.unwrap(), [0; 3]);
+}
+
+#[tokio::test]
+async fn names_are_checked_and_a_shut_store_refuses() {
+    let locks = Locks::memory();
+    assert!(matches!(locks.stock("a//b", 3).take(1).await, Err(Error::InvalidName { .. })));
+    locks.shutdown(std::time::Duration::ZERO).await;
+    assert!(matches!(locks.stock("s", 3).take(1).await, Err(Error::ShutDown)));
+}
