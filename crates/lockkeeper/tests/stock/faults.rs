@@ -37,13 +37,16 @@ async fn a_lost_answer_takes_once() {
 #[tokio::test]
 async fn a_lost_answer_is_found_out_though_others_have_written_since() {
     let (here, past, faults) = stock().await;
-    faults.swap.set(Mode::HoldReply);
+    // Both the answer and what is asked next.
+    faults.swap.set(Mode::LoseReply);
+    faults.read.set(Mode::Hang);
     let taking = tokio::spawn(async move { here.take(1).await });
-    eventually("it is done at the store", async || faults.swap.done() == 1).await;
+    eventually("it looks what came of it", async || faults.read.begun() == 2).await;
     for _ in 0..5 {
         assert!(past.take(1).await.unwrap());
     }
-    faults.swap.deliver();
+    faults.swap.set(Mode::Pass);
+    faults.read.set(Mode::Pass);
     assert!(soon("told", taking).await.unwrap().unwrap());
     assert_eq!(past.remaining().await.unwrap(), 14);
 }

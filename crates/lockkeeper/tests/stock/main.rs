@@ -4,6 +4,14 @@
 
 mod crowd;
 mod faults;
+#[cfg(any(
+    feature = "etcd",
+    feature = "mysql",
+    feature = "postgres",
+    feature = "redis",
+    feature = "zookeeper"
+))]
+mod line;
 mod random;
 mod rules;
 mod striped;
