@@ -95,6 +95,10 @@ pub type RwLock = Blocking<crate::RwLock>;
 pub type Semaphore = Blocking<crate::Semaphore>;
 /// See [`crate::Latch`].
 pub type Latch = Blocking<crate::Latch>;
+/// See [`crate::StripedStock`].
+pub type StripedStock = Blocking<crate::StripedStock>;
+/// See [`crate::Striped`].
+pub type Striped = Blocking<crate::Striped>;
 
 impl Locks {
     /// See [`crate::Locks::connect`].
@@ -165,6 +169,16 @@ impl Locks {
     /// See [`crate::Locks::latch`].
     pub fn latch(&self, name: impl AsRef<str>) -> Latch {
         self.background.of(self.value.latch(name))
+    }
+
+    /// See [`crate::Locks::stock`].
+    pub fn stock(&self, name: impl AsRef<str>, segments: usize) -> StripedStock {
+        self.background.of(self.value.stock(name, segments))
+    }
+
+    /// See [`crate::Locks::striped`].
+    pub fn striped(&self, name: impl AsRef<str>, stripes: usize) -> Striped {
+        self.background.of(self.value.striped(name, stripes))
     }
 
     /// See [`crate::Locks::shutdown`].
@@ -307,6 +321,64 @@ impl Latch {
     /// As there; [`Error::Config`] inside an async runtime.
     pub fn wait_timeout(&self, timeout: Duration) -> Result<bool> {
         self.background.run(self.value.wait_timeout(timeout))
+    }
+}
+
+impl StripedStock {
+    /// See [`crate::StripedStock::take`].
+    ///
+    /// # Errors
+    ///
+    /// As there; [`Error::Config`] inside an async runtime.
+    pub fn take(&self, amount: u64) -> Result<bool> {
+        self.background.run(self.value.take(amount))
+    }
+
+    /// See [`crate::StripedStock::restock`].
+    ///
+    /// # Errors
+    ///
+    /// As there; [`Error::Config`] inside an async runtime.
+    pub fn restock(&self, amount: u64) -> Result<()> {
+        self.background.run(self.value.restock(amount))
+    }
+
+    /// See [`crate::StripedStock::restock_first`].
+    ///
+    /// # Errors
+    ///
+    /// As there; [`Error::Config`] inside an async runtime.
+    pub fn restock_first(&self, amount: u64) -> Result<bool> {
+        self.background.run(self.value.restock_first(amount))
+    }
+
+    /// See [`crate::StripedStock::remaining`].
+    ///
+    /// # Errors
+    ///
+    /// As there; [`Error::Config`] inside an async runtime.
+    pub fn remaining(&self) -> Result<u64> {
+        self.background.run(self.value.remaining())
+    }
+}
+
+impl Striped {
+    /// See [`crate::Striped::stripe`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn stripe(&self, key: impl AsRef<[u8]>) -> Result<Mutex> {
+        Ok(self.background.of(self.value.stripe(key)?))
+    }
+
+    /// See [`crate::Striped::lock`].
+    ///
+    /// # Errors
+    ///
+    /// As there; [`Error::Config`] inside an async runtime.
+    pub fn lock(&self, key: impl AsRef<[u8]>) -> Result<Guard> {
+        self.stripe(key)?.lock()
     }
 }
 

@@ -60,3 +60,30 @@ async fn names_are_checked_and_a_shut_store_refuses() {
     locks.shutdown(std::time::Duration::ZERO).await;
     assert!(matches!(locks.stock("s", 3).take(1).await, Err(Error::ShutDown)));
 }
+
+#[test]
+fn without_a_runtime_of_ones_own() {
+    let locks = lockkeeper::blocking::Locks::connect("memory:").unwrap();
+    let stock = locks.stock("s", 4);
+    assert!(stock.restock_first(10).unwrap());
+    assert!(stock.take(4).unwrap());
+    stock.restock(1).unwrap();
+    assert_eq!(stock.remaining().unwrap(), 7);
+    locks.striped("t", 4).lock("key").unwrap().release().unwrap();
+}
+
+/// Nobody is told that there is something where there is not.
+#[cfg(feature = "redis")]
+#[tokio::test]
+async fn where_it_cannot_be_it_is_refused() {
+    let servers = testkit::redlock::Nodes::start(3).await;
+    let nodes: Vec<_> = servers.servers.iter().map(|server| server.address().to_string()).collect();
+    let redlock = format!("redlock://{}", nodes.join(","));
+    Locks::init(&redlock).await.unwrap();
+    let replicas = format!("redis://{}?replicas=1", nodes[0]);
+    for url in [redlock, replicas] {
+        let stock = Locks::connect(&url).await.unwrap().stock("s", 4);
+        let error = stock.take(1).await.unwrap_err();
+        assert!(matches!(error, Error::Unsupported { .. }), "{url}: {error}");
+    }
+}
