@@ -280,7 +280,8 @@ impl Dialect for MySql {
         writes: &[Write],
     ) -> Result<bool, sqlx::Error> {
         let name = binary(key);
-        let new = writes.iter().filter(|write| write.version == 0);
+        // Of several, all: one that somebody has deleted would not stop the others from being written.
+        let new = writes.iter().filter(|write| write.version == 0 || writes.len() > 1);
         let new: Vec<_> = new.map(|write| format!("({name}, {}, 0, '')", write.cell)).collect();
         if !new.is_empty() {
             let sql = format!(
