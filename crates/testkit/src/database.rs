@@ -257,14 +257,16 @@ impl Database {
         let rights = match self.system {
             System::Postgres => {
                 "CREATE USER app; GRANT SELECT, INSERT, UPDATE, DELETE ON lockkeeper_names TO app; \
-                 GRANT SELECT, UPDATE ON lockkeeper_meta TO app"
+                 GRANT SELECT, UPDATE ON lockkeeper_meta TO app; \
+                 GRANT SELECT, INSERT, UPDATE ON lockkeeper_cells TO app"
             }
             System::MariaDb => {
                 "CREATE USER app; \
                  GRANT SELECT, INSERT, UPDATE, DELETE ON here.lockkeeper_names TO app; \
                  GRANT SELECT, INSERT, UPDATE, DELETE ON here.lockkeeper_rows TO app; \
                  GRANT SELECT, UPDATE ON here.lockkeeper_meta TO app; \
-                 GRANT SELECT, UPDATE ON here.lockkeeper_turns TO app"
+                 GRANT SELECT, UPDATE ON here.lockkeeper_turns TO app; \
+                 GRANT SELECT, INSERT, UPDATE ON here.lockkeeper_cells TO app"
             }
         };
         self.operator("here", rights);

@@ -47,6 +47,7 @@
 //!   sorts before the digits, such as `0`, blocks the lock until it is removed.
 //! - After two thousand million requests without a pause the numbers of a node are used up: that is an
 //!   error, and not a lock for everybody as elsewhere.
+//! - After two thousand million changes a segment of a stock cannot be changed any more, which is an error.
 //! - An eviction's token is one more than that of the holder. The next in line, who came before the
 //!   eviction, may have that same number.
 //!

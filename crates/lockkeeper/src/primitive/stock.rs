@@ -5,6 +5,7 @@ mod segment;
 mod shelf;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::sync::oneshot;
 
@@ -13,9 +14,10 @@ use super::target::Target;
 use crate::clock::Instant;
 use crate::error::{Error, Result};
 use crate::locks::Locks;
+use crate::name::Name;
 
 /// How long a caller waits before it is told that the outcome is not known.
-const PATIENCE: std::time::Duration = std::time::Duration::from_secs(15);
+const PATIENCE: Duration = Duration::from_secs(15);
 
 /// So many of something, kept at a store in segments, so that many processes can take at a time
 /// without standing in each other's way: 200 tickets in 10 segments of 20.
@@ -51,7 +53,7 @@ const PATIENCE: std::time::Duration = std::time::Duration::from_secs(15);
 /// # When it breaks
 ///
 /// A process that dies between taking and telling anybody has taken: write down what you are about to
-/// take where that matters. A store that loses what it has acknowledged (a fail-over of Redis, a
+/// take where that matters. So has one that ends while it puts back what a dropped call has taken. A store that loses what it has acknowledged (a fail-over of Redis, a
 /// server without persistence) gives the same units out again. What is at the store stays there until
 /// it is deleted by hand; deleting it while it is in use can give units out twice.
 ///
@@ -77,7 +79,8 @@ impl StripedStock {
     /// # Errors
     ///
     /// [`Error::Unknown`] when the store did not answer and it is not known whether it was taken: what
-    /// turns out to be taken is put back within a minute. [`Error::Unavailable`]: nothing was taken.
+    /// turns out to be taken is put back within a minute, unless the store is away for longer, or more
+    /// than 64 clients have written into the segment since. [`Error::Unavailable`]: nothing was taken.
     /// [`Error::Config`] when the stock was made with another number of segments.
     ///
     /// # Cancel safety
@@ -126,7 +129,8 @@ impl StripedStock {
     ///
     /// When the store cannot be used.
     pub async fn remaining(&self) -> Result<u64> {
-        Ok(self.segments().await?.iter().sum())
+        // More than there are numbers for, if several have restocked at once.
+        Ok(plan::total(&self.segments().await?).unwrap_or(u64::MAX))
     }
 
     /// How much there is in each segment, at one moment during the call.
@@ -168,7 +172,7 @@ impl StripedStock {
 struct Done {
     done: bool,
     change: Change,
-    undo: Option<(Arc<Shelf>, crate::name::Name)>,
+    undo: Option<(Arc<Shelf>, Name)>,
 }
 
 impl Done {

@@ -87,3 +87,23 @@ async fn where_it_cannot_be_it_is_refused() {
         assert!(matches!(error, Error::Unsupported { .. }), "{url}: {error}");
     }
 }
+
+#[cfg(all(feature = "mysql", feature = "postgres"))]
+mod rights {
+    use lockkeeper::Locks;
+    use testkit::database::System;
+
+    testkit::on_both_databases! { few_rights_are_enough }
+
+    async fn few_rights_are_enough(system: System) {
+        let database = system.start(&[]).await;
+        Locks::init(&database.url("here")).await.unwrap();
+        database.let_app_in();
+        let locks = Locks::connect(&database.url_of("app", "here")).await.unwrap();
+        let stock = locks.stock("s", 4);
+        stock.restock(20).await.unwrap();
+        assert!(stock.take(3).await.unwrap());
+        assert!(stock.take(12).await.unwrap());
+        assert_eq!(stock.remaining().await.unwrap(), 5);
+    }
+}
