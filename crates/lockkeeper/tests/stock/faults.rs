@@ -63,6 +63,21 @@ async fn a_request_that_did_not_arrive_is_sent_again() {
     assert_eq!(past.remaining().await.unwrap(), 8);
 }
 
+/// Finding out that it did not arrive must not look like somebody else's.
+#[tokio::test]
+async fn a_first_restocking_that_did_not_arrive_is_still_the_first() {
+    let memory = Memory::private();
+    let (faulty, faults) = Faulty::new(Arc::<Memory>::clone(&memory));
+    let (here, past) = (Locks::new(faulty).stock("s", 2), Locks::new(memory).stock("s", 2));
+    faults.swap.set(Mode::Fail);
+    let restocking = tokio::spawn(async move { here.restock_first(20).await });
+    eventually("it was tried", async || faults.swap.begun() >= 2).await;
+    faults.swap.set(Mode::Pass);
+    assert!(soon("restocked", restocking).await.unwrap().unwrap());
+    assert_eq!(past.remaining().await.unwrap(), 20);
+    assert!(!past.restock_first(20).await.unwrap());
+}
+
 #[tokio::test]
 async fn what_was_taken_for_nobody_is_put_back() {
     let (here, past, faults) = stock().await;

@@ -8,7 +8,7 @@ const REMEMBERED: usize = 64;
 /// One segment.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Segment {
-    /// How many segments the stock has.
+    /// How many segments the stock has; zero while nothing was ever put in.
     pub(super) of: usize,
     pub(super) amount: u64,
     /// How often it was written.
@@ -49,8 +49,8 @@ impl Segment {
 
     /// With another amount.
     pub(super) fn changed(&self, of: usize, amount: u64, id: ChangeId) -> Self {
-        let mut next = self.touched(of);
-        next.amount = amount;
+        let mut next = self.touched();
+        (next.of, next.amount) = (of, amount);
         next.last.retain(|(client, ..)| *client != id.client);
         next.last.push((id.client, id.number, next.writes));
         // Whoever wrote first of all is at the front.
@@ -60,8 +60,8 @@ impl Segment {
     }
 
     /// Written again without a change, so that nothing that expects it as it was can change it.
-    pub(super) fn touched(&self, of: usize) -> Self {
-        Self { of, writes: self.writes + 1, ..self.clone() }
+    pub(super) fn touched(&self) -> Self {
+        Self { writes: self.writes + 1, ..self.clone() }
     }
 
     /// Whether the change was made that expected the segment to be as `before`. Its client has not sent
@@ -110,9 +110,9 @@ mod tests {
         assert_eq!(mine.made(&before, id(1, 2)), Made::Yes);
         let others = before.changed(1, 4, id(2, 1));
         assert_eq!(others.made(&before, id(1, 2)), Made::No);
-        assert_eq!(before.touched(1).made(&before, id(1, 2)), Made::No);
+        assert_eq!(before.touched().made(&before, id(1, 2)), Made::No);
         assert_eq!(others.made(&before, id(3, 1)), Made::No, "one that never wrote");
-        assert_eq!(mine.changed(1, 3, id(2, 1)).touched(1).made(&before, id(1, 2)), Made::Yes);
+        assert_eq!(mine.changed(1, 3, id(2, 1)).touched().made(&before, id(1, 2)), Made::Yes);
     }
 
     #[test]
@@ -125,7 +125,7 @@ mod tests {
         }
         assert_eq!(now.made(&before, id(0, 1)), Made::Forgotten);
         // One that never wrote, and was there when those who are remembered began to.
-        assert_eq!(now.made(&now.touched(1), id(99, 1)), Made::NotYet);
+        assert_eq!(now.made(&now.touched(), id(99, 1)), Made::NotYet);
         let later = now.changed(1, 0, id(1, 2));
         assert_eq!(later.made(&now, id(99, 1)), Made::No);
     }

@@ -119,7 +119,7 @@ impl Shelf {
             let context = format!("the stock {name} cannot be read");
             Error::unavailable(self.inner.backend.name(), context, error)
         })?;
-        if !cell.value.is_empty() && segment.of != self.count {
+        if segment.of > 0 && segment.of != self.count {
             let (is, asked) = (segment.of, self.count);
             let text = format!("the stock {name} has {is} segments, not {asked}");
             return Err(Error::Config(text));
@@ -286,7 +286,7 @@ impl Shelf {
                         }
                         Made::NotYet => {}
                     }
-                    let value = segment.touched(self.count).to_value();
+                    let value = segment.touched().to_value();
                     match cells.swap(name, &[Write { cell: at, version, value }]).await {
                         Ok(_) => continue,
                         Err(error) => error,
