@@ -360,6 +360,15 @@ impl StripedStock {
     pub fn remaining(&self) -> Result<u64> {
         self.background.run(self.value.remaining())
     }
+
+    /// See [`crate::StripedStock::segments`].
+    ///
+    /// # Errors
+    ///
+    /// As there; [`Error::Config`] inside an async runtime.
+    pub fn segments(&self) -> Result<Vec<u64>> {
+        self.background.run(self.value.segments())
+    }
 }
 
 impl Striped {

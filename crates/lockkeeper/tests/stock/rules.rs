@@ -88,6 +88,23 @@ async fn where_it_cannot_be_it_is_refused() {
     }
 }
 
+/// It counts with 32 bits, and -1 means "whatever it is".
+#[cfg(feature = "zookeeper")]
+#[tokio::test]
+async fn zookeeper_is_not_asked_beyond_the_end_of_its_numbers() {
+    let server = testkit::zookeeper::shared().await;
+    let url = format!("zookeeper://{}/numbers", server.address());
+    let locks = Locks::connect(&url).await.unwrap();
+    let (cells, name) = (locks.backend().cells().unwrap(), "s".parse().unwrap());
+    cells.read(&name, 1).await.unwrap();
+    for version in [i32::MAX as u64, 1 << 31, u64::MAX] {
+        let write = lockkeeper::backend::Write { cell: 0, version, value: b"7".to_vec() };
+        let error = cells.swap(&name, &[write]).await.unwrap_err();
+        assert!(matches!(&error, Error::Config(_)) && !cells.may_pass(&error), "{error}");
+    }
+    assert_eq!(cells.read(&name, 1).await.unwrap(), [lockkeeper::backend::Cell::default()]);
+}
+
 #[cfg(all(feature = "mysql", feature = "postgres"))]
 mod rights {
     use lockkeeper::Locks;

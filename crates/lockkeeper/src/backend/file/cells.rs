@@ -1,7 +1,8 @@
 //! Values that are compared and set, in the database of a directory.
 
 use async_trait::async_trait;
-use rusqlite::{Connection, OptionalExtension, params};
+use rusqlite::types::Value;
+use rusqlite::{Connection, OptionalExtension, params, params_from_iter};
 
 use super::File;
 use super::database::Fault;
@@ -27,13 +28,19 @@ impl Cells for File {
                     return Ok(false);
                 }
             }
-            for Write { cell, version, value } in &writes {
-                let upsert = "INSERT INTO cells VALUES (?1, ?2, ?3, ?4) \
-                     ON CONFLICT DO UPDATE SET version = ?3, value = ?4";
-                let version = (version + 1).cast_signed();
-                let row = params![name.as_str(), number(*cell), version, value];
-                database.prepare_cached(upsert)?.execute(row)?;
-            }
+            // One statement: of several, an error half-way would leave a part.
+            let rows = vec!["(?, ?, ?, ?)"; writes.len()].join(", ");
+            let upsert = format!(
+                "INSERT INTO cells VALUES {rows} \
+                 ON CONFLICT DO UPDATE SET version = excluded.version, value = excluded.value"
+            );
+            let row = |write: &Write| -> [Value; 4] {
+                let (cell, version) = (number(write.cell), (write.version + 1).cast_signed());
+                let name = name.as_str().to_owned();
+                [name.into(), cell.into(), version.into(), write.value.clone().into()]
+            };
+            let rows = params_from_iter(writes.iter().flat_map(row));
+            database.prepare_cached(&upsert)?.execute(rows)?;
             Ok(true)
         };
         // On disk before it counts: what was sold stays sold.
@@ -60,4 +67,24 @@ fn load(database: &Connection, name: &str, cell: usize) -> Result<Cell, Fault> {
 
 fn number(cell: usize) -> i64 {
     i64::try_from(cell).unwrap_or(i64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn an_error_half_way_leaves_nothing() {
+        let dir = tempfile::TempDir::new().unwrap();
+        let file = File::open(dir.path()).await.unwrap();
+        // As a disk that is full at the second one.
+        let trigger = "CREATE TRIGGER full BEFORE INSERT ON cells WHEN NEW.cell = 1 \
+             BEGIN SELECT RAISE(ABORT, 'no space'); END";
+        Connection::open(dir.path().join("locks.db")).unwrap().execute_batch(trigger).unwrap();
+        let name = "s".parse().unwrap();
+        let write = |cell| Write { cell, version: 0, value: b"new".to_vec() };
+        file.swap(&name, &[write(0), write(1), write(2)]).await.unwrap_err();
+        assert_eq!(Cells::read(&*file, &name, 3).await.unwrap(), vec![Cell::default(); 3]);
+        assert!(file.swap(&name, &[write(0), write(2)]).await.unwrap());
+    }
 }

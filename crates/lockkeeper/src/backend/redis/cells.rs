@@ -60,10 +60,6 @@ fn parse(value: Vec<u8>) -> Result<Cell> {
     let version = space.and_then(|at| str::from_utf8(&value[..at]).ok()?.parse().ok());
     match (space, version) {
         (Some(at), Some(version)) => Ok(Cell { version, value: value[at + 1..].to_vec() }),
-        _ => Err(Error::Unavailable {
-            backend: "redis",
-            context: "the key holds something else than a stock".into(),
-            source: None,
-        }),
+        _ => Err(Error::Config("the key of the stock holds something else".into())),
     }
 }

@@ -16,6 +16,9 @@ use crate::name::Name;
 /// So often cells are read again to see all of them at one moment while others change them.
 const TRIES: usize = 100;
 
+/// A cell of this version is not written any more.
+const LAST_VERSION: u64 = i32::MAX as u64;
+
 #[async_trait]
 impl Cells for ZooKeeper {
     async fn read(&self, name: &Name, count: usize) -> Result<Vec<Cell>> {
@@ -28,7 +31,13 @@ impl Cells for ZooKeeper {
                 Err(ZkError::NoNode) => {
                     self.make_cells(&session, &dir, count).await.map_err(wrong)?
                 }
-                read => return read.map_err(wrong),
+                read => {
+                    let cell = |(version, value)| match u64::try_from(version) {
+                        Ok(version) => Ok(Cell { version, value }),
+                        Err(_) => Err(exhausted(name)),
+                    };
+                    return read.map_err(wrong)?.into_iter().map(cell).collect();
+                }
             }
         }
     }
@@ -59,6 +68,9 @@ impl Cells for ZooKeeper {
         let session = self.ensemble.session().await?;
         let mut writer = session.client.new_multi_writer();
         for Write { cell, version, value } in writes {
+            if *version >= LAST_VERSION {
+                return Err(exhausted(name));
+            }
             let path = format!("{}/{cell}", self.cells_dir(name));
             writer.add_set_data(&path, value, Some(stored(*version))).map_err(wrong)?;
         }
@@ -97,7 +109,7 @@ impl ZooKeeper {
     }
 }
 
-async fn read(session: &Session, dir: &str, count: usize) -> Result<Vec<Cell>, ZkError> {
+async fn read(session: &Session, dir: &str, count: usize) -> Result<Vec<(i32, Vec<u8>)>, ZkError> {
     let paths: Vec<_> = (0..count).map(|cell| format!("{dir}/{cell}")).collect();
     let reading = async {
         // Sent together, in this order: what is read is not older than now.
@@ -110,14 +122,20 @@ async fn read(session: &Session, dir: &str, count: usize) -> Result<Vec<Cell>, Z
         read
     };
     let read = answered(reading).await?;
-    let cell = |(value, stat): (Vec<u8>, zookeeper_client::Stat)| {
-        // One that was made and never written is of version zero there, too.
-        Cell { version: u64::try_from(stat.version).unwrap_or(0), value }
-    };
-    Ok(read.into_iter().map(cell).collect())
+    // One that was made and never written is of version zero there, too.
+    Ok(read.into_iter().map(|(value, stat)| (stat.version, value)).collect())
 }
 
 /// The version as ZooKeeper counts it.
 fn stored(version: u64) -> i32 {
     i32::try_from(version).unwrap_or(i32::MAX)
+}
+
+/// At the end of its numbers ZooKeeper goes on into negative ones, of which one means "any version":
+/// nothing would be compared any more.
+fn exhausted(name: &Name) -> Error {
+    Error::Config(format!(
+        "a segment of the stock {name} was changed two thousand million times, which is all that \
+         ZooKeeper can count: go on with a stock of another name"
+    ))
 }

@@ -133,12 +133,13 @@ impl Shelf {
         let mut known = self.seen.lock().clone();
         // Whether `known` is how it is, and not how it was.
         let mut fresh = false;
-        if known.is_empty() || matches!(change, Change::First(_)) {
-            (known, fresh) = (self.look(name, true, since).await?, true);
+        let is_first = matches!(change, Change::First(_));
+        if known.is_empty() || is_first {
+            (known, fresh) = (self.look(name, is_first, since).await?, is_first);
         }
         let mut conflicts = 0;
         loop {
-            if matches!(change, Change::First(_)) && known.iter().any(|seen| seen.1.of > 0) {
+            if is_first && known.iter().any(|seen| seen.1.of > 0) {
                 return Ok(false);
             }
             let Some(plan) = self.plan(change, &known, conflicts) else {
@@ -161,8 +162,7 @@ impl Shelf {
                 drop(alone);
                 conflicts += 1;
                 self.give_way(conflicts).await;
-                let at_once = matches!(change, Change::First(_));
-                (known, fresh) = (self.look(name, at_once, since).await?, at_once);
+                (known, fresh) = (self.look(name, is_first, since).await?, is_first);
             }
             if Instant::now().since(since) > OUTAGE {
                 let context = format!("others changed the stock {name} all the time");
