@@ -46,7 +46,8 @@ impl Library for Way {
     async fn lock(&self, name: String, _task: u64) -> Taking {
         match self {
             Self::Stock(locks, segments) => {
-                let stock = locks.stock(name, *segments);
+                // The number of segments is for good: another one, another stock.
+                let stock = locks.stock(format!("{name}/{segments}"), *segments);
                 stock.restock_first(PLENTY).await.unwrap();
                 Taking::Stock(stock)
             }

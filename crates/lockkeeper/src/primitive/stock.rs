@@ -4,10 +4,12 @@ mod plan;
 mod segment;
 mod shelf;
 
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use tokio::sync::oneshot;
+use tokio::runtime::Handle;
 
 use self::shelf::{Change, SETTLED, Shelf};
 use super::target::Target;
@@ -53,14 +55,17 @@ const PATIENCE: Duration = Duration::from_secs(15);
 /// # When it breaks
 ///
 /// A process that dies between taking and telling anybody has taken: write down what you are about to
-/// take where that matters. So has one that ends while it puts back what a dropped call has taken. A store that loses what it has acknowledged (a fail-over of Redis, a
-/// server without persistence) gives the same units out again. What is at the store stays there until
-/// it is deleted by hand; deleting it while it is in use can give units out twice.
+/// take where that matters. So has one that ends while it puts back what a dropped call has taken. A
+/// store that loses what it has acknowledged (a fail-over of Redis, a server without persistence) gives
+/// the same units out again. What is at the store stays there until it is deleted by hand; deleting it
+/// while it is in use can give units out twice. A request for a part of many segments that others
+/// change all the time may find none of its moments within ten seconds: [`Error::Unavailable`].
 ///
 /// # Cost
 ///
 /// One round trip to take from a segment that nobody else has changed since; two more after somebody
-/// has. Who finds others in its segment moves to another one.
+/// has. Who finds others in its segment moves to another one: with as many segments as processes that
+/// take at a time, all of them soon have one to themselves.
 #[derive(Clone, Debug)]
 pub struct StripedStock {
     target: Target,
@@ -85,7 +90,8 @@ impl StripedStock {
     ///
     /// # Cancel safety
     ///
-    /// What was taken by a call whose future was dropped is put back, in the background.
+    /// What was taken by a call whose future was dropped is put back, in the background. One that is kept
+    /// and not polled keeps its segment from the other tasks of this process: drop it.
     pub async fn take(&self, amount: u64) -> Result<bool> {
         if amount == 0 {
             return Ok(true);
@@ -142,28 +148,53 @@ impl StripedStock {
         self.shelf.amounts(self.target.name()?).await
     }
 
-    /// To its end in a task of its own: what was sent must be seen to, whoever waits for it.
+    /// To its end, whoever waits for it: what was sent must be seen to.
     async fn change(&self, operation: &'static str, change: Change) -> Result<bool> {
         let inner = &self.target.inner;
         if !inner.is_open() {
             return Err(Error::ShutDown);
         }
         let name = self.target.name()?.clone();
-        let (tell, told) = oneshot::channel();
         let (shelf, of) = (Arc::clone(&self.shelf), name.clone());
-        inner.keeper.runtime().spawn(async move {
-            let done = shelf.change(&of, change, Instant::now()).await;
-            let undo = matches!(change, Change::Take(_)) && matches!(done, Ok(true));
-            let undo = undo.then(|| (Arc::clone(&shelf), of));
-            // Nobody listens any more: then it comes back, is dropped, and so undone.
-            let _ = tell.send(done.map(|done| Done { done, change, undo }));
-        });
-        match tokio::time::timeout(PATIENCE, told).await {
-            Ok(Ok(done)) => Ok(done?.accepted()),
-            Ok(Err(_gone)) => Err(Error::ShutDown),
+        let work = async move {
+            let done = shelf.change(&of, change, Instant::now()).await?;
+            let undo = (done && matches!(change, Change::Take(_))).then_some((shelf, of));
+            Ok(Done { done, change, undo })
+        };
+        let runtime = inner.keeper.runtime().clone();
+        let underway = Underway { work: Some(Box::pin(work)), runtime };
+        match tokio::time::timeout(PATIENCE, underway).await {
+            Ok(done) => Ok(done?.accepted()),
             Err(late) => {
                 Err(Error::Unknown { name, operation, within: SETTLED, source: late.into() })
             }
+        }
+    }
+}
+
+/// A change in the hands of its caller, which costs no task of its own. If it is let go of in the middle,
+/// it goes on in the background.
+struct Underway {
+    work: Option<Pin<Box<dyn Future<Output = Result<Done>> + Send>>>,
+    runtime: Handle,
+}
+
+impl Future for Underway {
+    type Output = Result<Done>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let Some(work) = &mut self.work else { return Poll::Ready(Err(Error::ShutDown)) };
+        let done = ready!(work.as_mut().poll(context));
+        self.work = None;
+        Poll::Ready(done)
+    }
+}
+
+impl Drop for Underway {
+    fn drop(&mut self) {
+        if let Some(work) = self.work.take() {
+            // What was taken for nobody comes back, is dropped, and so undone.
+            self.runtime.spawn(async { work.await.map(drop) });
         }
     }
 }

@@ -1,6 +1,8 @@
 //! Answers that are lost, and callers that do not wait for theirs.
 
+use std::future::poll_fn;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use lockkeeper::backend::Cells;
@@ -94,6 +96,27 @@ async fn what_was_taken_for_nobody_is_put_back() {
         faults.swap.deliver();
         eventually("it is put back", async || past.remaining().await.unwrap() == 20).await;
     }
+}
+
+/// A future that is neither polled nor dropped must not stop the others for ever.
+#[tokio::test]
+async fn who_waits_for_a_task_that_stands_still_is_told() {
+    let (here, past, faults) = stock().await;
+    faults.swap.set(Mode::HoldReply);
+    let mut held = Box::pin(here.take(12));
+    // Until it waits for its answer.
+    while faults.swap.done() == 0 {
+        let look =
+            |context: &mut Context<'_>| Poll::Ready(held.as_mut().poll(context).is_pending());
+        assert!(poll_fn(look).await);
+    }
+    let error = here.take(7).await.unwrap_err();
+    assert!(matches!(error, lockkeeper::Error::Unavailable { .. }), "{error}");
+    assert_eq!(past.remaining().await.unwrap(), 8, "the other has taken, and this one has not");
+    faults.swap.set(Mode::Pass);
+    faults.swap.deliver();
+    drop(held);
+    eventually("it is put back", async || past.remaining().await.unwrap() == 20).await;
 }
 
 #[tokio::test]

@@ -5,7 +5,7 @@ use std::io::{BufRead, Write};
 use std::path::Path;
 use std::time::Duration;
 
-use lockkeeper::{Guard, Locks};
+use lockkeeper::{Error, Guard, Locks};
 use tokio::sync::mpsc;
 
 use super::MARK;
@@ -200,13 +200,20 @@ async fn churn(
     for _ in 0..rounds {
         let portion = 1 + random.below(most);
         writeln!(log, "asks {portion}")?;
-        if !stock.take(portion).await? {
+        // Who has had no luck for ten seconds is told so, and that nothing was changed.
+        let taken = match stock.take(portion).await {
+            Err(Error::Unavailable { .. }) => false,
+            taken => taken?,
+        };
+        if !taken {
             writeln!(log, "none {portion}")?;
             continue;
         }
         writeln!(log, "took {portion}")?;
         writeln!(log, "back {portion}")?;
-        stock.restock(portion).await?;
+        while let Err(error) = stock.restock(portion).await {
+            let Error::Unavailable { .. } = error else { return Err(error.into()) };
+        }
         writeln!(log, "gave {portion}")?;
         times += 1;
     }

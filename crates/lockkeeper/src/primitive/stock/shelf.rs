@@ -152,7 +152,10 @@ impl Shelf {
                     _ => Err(Error::Config(format!("more than 2^64 - 1 in the stock {name}"))),
                 };
             };
-            let alone = self.enter(&plan).await;
+            let time = OUTAGE.saturating_sub(Instant::now().since(since));
+            let Ok(alone) = tokio::time::timeout(time, self.enter(&plan)).await else {
+                return Err(self.gave_up(name, "another task of this process kept it busy"));
+            };
             if self.is_outdated(&plan, &known) {
                 // By another task of ours, while we waited for it.
                 (known, fresh) = (self.seen.lock().clone(), false);
@@ -161,15 +164,18 @@ impl Shelf {
             } else {
                 drop(alone);
                 conflicts += 1;
-                self.give_way(conflicts).await;
+                self.give_way(conflicts, plan.len()).await;
                 (known, fresh) = (self.look(name, is_first, since).await?, is_first);
             }
             if Instant::now().since(since) > OUTAGE {
-                let context = format!("others changed the stock {name} all the time");
-                let backend = self.inner.backend.name();
-                return Err(Error::Unavailable { backend, context, source: None });
+                return Err(self.gave_up(name, "others changed it all the time"));
             }
         }
+    }
+
+    fn gave_up(&self, name: &Name, why: &str) -> Error {
+        let (backend, context) = (self.inner.backend.name(), format!("the stock {name}: {why}"));
+        Error::Unavailable { backend, context, source: None }
     }
 
     fn plan(&self, change: Change, known: &[Seen], conflicts: u32) -> Option<Plan> {
@@ -212,12 +218,14 @@ impl Shelf {
     }
 
     /// Others want the same segment: leaves it to them, and waits a moment at random if that does not help.
-    async fn give_way(&self, conflicts: u32) {
+    async fn give_way(&self, conflicts: u32, segments: usize) {
         let random = owner::random();
         let home = usize::try_from(random % self.count as u64).unwrap_or(0);
         self.home.store(home, Ordering::Relaxed);
         if conflicts > 2 {
-            let longest = Duration::from_micros(100 << conflicts.min(10)).min(LONGEST_PAUSE);
+            // Whoever needs several must find all of them unchanged: it is lucky only by trying often.
+            let longest = if segments > 1 { LONGEST_PAUSE / 4 } else { LONGEST_PAUSE };
+            let longest = Duration::from_micros(100 << conflicts.min(10)).min(longest);
             let part = u32::try_from(random >> 32 & 1023).unwrap_or(0);
             tokio::time::sleep(longest * part / 1024).await;
         }
@@ -247,6 +255,11 @@ impl Shelf {
         match cells.swap(name, &writes).await {
             Ok(true) => {
                 let mut seen = self.seen.lock();
+                if after.len() > 1 {
+                    // The next time we look first, as those must who were not so fast; or who needs
+                    // several would never be faster than us.
+                    seen.clear();
+                }
                 for (at, version, segment) in after {
                     if let Some(seen) = seen.get_mut(at) {
                         *seen = (version + 1, segment);
