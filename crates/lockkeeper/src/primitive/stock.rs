@@ -58,14 +58,15 @@ const PATIENCE: Duration = Duration::from_secs(15);
 /// take where that matters. So has one that ends while it puts back what a dropped call has taken. A
 /// store that loses what it has acknowledged (a fail-over of Redis, a server without persistence) gives
 /// the same units out again. What is at the store stays there until it is deleted by hand; deleting it
-/// while it is in use can give units out twice. A request for a part of many segments that others
-/// change all the time may find none of its moments within ten seconds: [`Error::Unavailable`].
+/// while it is in use can give units out twice. A request that is unlucky for ten seconds, because others
+/// were faster every time, gives up: [`Error::Unavailable`].
 ///
 /// # Cost
 ///
 /// One round trip to take from a segment that nobody else has changed since; two more after somebody
 /// has. Who finds others in its segment moves to another one: with as many segments as processes that
-/// take at a time, all of them soon have one to themselves.
+/// take at a time, all of them soon have one to themselves. A request that needs several, and is not lucky,
+/// gathers them one by one in a spare segment.
 #[derive(Clone, Debug)]
 pub struct StripedStock {
     target: Target,
@@ -136,16 +137,20 @@ impl StripedStock {
     /// When the store cannot be used.
     pub async fn remaining(&self) -> Result<u64> {
         // More than there are numbers for, if several have restocked at once.
-        Ok(plan::total(&self.segments().await?).unwrap_or(u64::MAX))
+        let amounts = self.shelf.amounts(self.target.name()?).await?;
+        Ok(plan::total(&amounts).unwrap_or(u64::MAX))
     }
 
-    /// How much there is in each segment, at one moment during the call.
+    /// How much there is in each segment, at one moment during the call; one more, the last, if a large
+    /// request has gathered something apart, where others can still have it.
     ///
     /// # Errors
     ///
     /// When the store cannot be used.
     pub async fn segments(&self) -> Result<Vec<u64>> {
-        self.shelf.amounts(self.target.name()?).await
+        let mut amounts = self.shelf.amounts(self.target.name()?).await?;
+        amounts.pop_if(|spare| *spare == 0);
+        Ok(amounts)
     }
 
     /// To its end, whoever waits for it: what was sent must be seen to.

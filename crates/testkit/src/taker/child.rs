@@ -203,6 +203,7 @@ async fn churn(
         // Who has had no luck for ten seconds is told so, and that nothing was changed.
         let taken = match stock.take(portion).await {
             Err(Error::Unavailable { .. }) => false,
+            Err(Error::Unknown { .. }) => return Ok(times.to_string()),
             taken => taken?,
         };
         if !taken {
@@ -211,8 +212,13 @@ async fn churn(
         }
         writeln!(log, "took {portion}")?;
         writeln!(log, "back {portion}")?;
-        while let Err(error) = stock.restock(portion).await {
-            let Error::Unavailable { .. } = error else { return Err(error.into()) };
+        loop {
+            match stock.restock(portion).await {
+                Err(Error::Unavailable { .. }) => {}
+                // It is left in doubt, as by one that was killed.
+                Err(Error::Unknown { .. }) => return Ok(times.to_string()),
+                given => break given?,
+            }
         }
         writeln!(log, "gave {portion}")?;
         times += 1;

@@ -30,6 +30,9 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(20);
 /// to be had, and whoever finds his own dry takes his part from there.
 const SPREADS: u32 = 3;
 
+/// After so many conflicts a request that needs several segments gathers them bit by bit.
+const GATHERS: u32 = 8;
+
 /// What to do.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Change {
@@ -42,7 +45,7 @@ pub(super) enum Change {
 /// A segment as it was seen: the version of its cell, and what is in it.
 type Seen = (u64, Arc<Segment>);
 
-/// The segments.
+/// The segments, and after them a spare one.
 pub(super) struct Shelf {
     pub(super) inner: Arc<Inner>,
     count: usize,
@@ -67,7 +70,7 @@ impl Shelf {
             changes: AtomicU64::new(1),
             seen: Mutex::default(),
             home: AtomicUsize::new(home),
-            busy: (0..count.min(MOST_SEGMENTS)).map(|_| tokio::sync::Mutex::default()).collect(),
+            busy: (0..=count.min(MOST_SEGMENTS)).map(|_| tokio::sync::Mutex::default()).collect(),
         }
     }
 
@@ -85,7 +88,12 @@ impl Shelf {
         })
     }
 
-    /// What there is in each, at one moment.
+    /// With the spare one.
+    fn all(&self) -> usize {
+        self.count + 1
+    }
+
+    /// What there is in each, at one moment; the spare one is the last.
     pub(super) async fn amounts(&self, name: &Name) -> Result<Vec<u64>> {
         let seen = self.look(name, true, Instant::now()).await?;
         Ok(amounts(&seen))
@@ -96,8 +104,8 @@ impl Shelf {
         let cells = self.cells()?;
         loop {
             let read = match at_once {
-                true => cells.read_at_once(name, self.count).await,
-                false => cells.read(name, self.count).await,
+                true => cells.read_at_once(name, self.all()).await,
+                false => cells.read(name, self.all()).await,
             };
             match read {
                 Ok(read) => {
@@ -142,7 +150,7 @@ impl Shelf {
             if is_first && known.iter().any(|seen| seen.1.of > 0) {
                 return Ok(false);
             }
-            let Some(plan) = self.plan(change, &known, conflicts) else {
+            let Some((plan, is_last)) = self.plan(change, &known, conflicts) else {
                 if !fresh {
                     (known, fresh) = (self.look(name, true, since).await?, true);
                     continue;
@@ -160,7 +168,11 @@ impl Shelf {
                 // By another task of ours, while we waited for it.
                 (known, fresh) = (self.seen.lock().clone(), false);
             } else if self.write(cells, name, &plan, &known).await? {
-                return Ok(true);
+                if is_last {
+                    return Ok(true);
+                }
+                drop(alone);
+                (known, fresh) = (self.look(name, false, since).await?, false);
             } else {
                 drop(alone);
                 conflicts += 1;
@@ -178,22 +190,29 @@ impl Shelf {
         Error::Unavailable { backend, context, source: None }
     }
 
-    fn plan(&self, change: Change, known: &[Seen], conflicts: u32) -> Option<Plan> {
+    /// What to write next, and whether that is all.
+    fn plan(&self, change: Change, known: &[Seen], conflicts: u32) -> Option<(Plan, bool)> {
         let amounts = amounts(known);
         let home = self.free_home();
-        let mut plan = match change {
-            Change::Take(amount) => plan::take(&amounts, amount, home),
-            Change::First(amount) => plan::spread(&amounts, amount),
-            Change::Restock(amount) if conflicts < SPREADS => plan::spread(&amounts, amount),
-            Change::Restock(amount) => plan::put(&amounts, amount, home),
-        }?;
+        let (mut plan, is_last) = match change {
+            Change::Take(amount) if conflicts < GATHERS => {
+                (plan::take(&amounts, amount, home)?, true)
+            }
+            Change::Take(amount) => plan::gather(&amounts, amount, home)?,
+            Change::Restock(amount) if conflicts >= SPREADS => {
+                (plan::put(&amounts, amount, home)?, true)
+            }
+            Change::First(amount) | Change::Restock(amount) => {
+                (plan::spread(&amounts, amount)?, true)
+            }
+        };
         // The first one always says how many there are: whoever thinks otherwise sees it there.
         if known.first().is_some_and(|first| first.1.of == 0) && plan.iter().all(|(at, _)| *at != 0)
         {
             plan.push((0, 0));
         }
         plan.sort_unstable();
-        Some(plan)
+        Some((plan, is_last))
     }
 
     /// Where to take from: one that no other task of this process is busy with.
@@ -288,7 +307,7 @@ impl Shelf {
     ) -> Result<bool> {
         let since = Instant::now();
         loop {
-            let error = match cells.read(name, self.count).await {
+            let error = match cells.read(name, self.all()).await {
                 Ok(read) => {
                     let (version, segment) = self.open(name, &read[at])?;
                     match segment.made(before, id) {
