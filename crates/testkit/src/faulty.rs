@@ -142,6 +142,10 @@ pub struct Faults {
     pub read: Fault,
     /// [`Cells::swap`].
     pub swap: Fault,
+    /// A swap of more cells finds somebody else faster. Zero: no swap does.
+    pub most_cells: AtomicUsize,
+    /// After the next swap of several cells all others of several find somebody else faster.
+    pub last_of_several: AtomicBool,
     renewed_after_release: AtomicUsize,
 }
 
@@ -217,7 +221,16 @@ impl Cells for Faulty {
     }
 
     async fn swap(&self, name: &Name, writes: &[Write]) -> Result<bool> {
-        self.faults.swap.run(self.inner.cells().unwrap().swap(name, writes)).await
+        let faults = &self.faults;
+        let most = faults.most_cells.load(Ordering::Relaxed);
+        if most > 0 && writes.len() > most {
+            // As if somebody else was faster.
+            return Ok(false);
+        }
+        if faults.last_of_several.load(Ordering::Relaxed) && writes.len() > 1 {
+            faults.most_cells.store(1, Ordering::Relaxed);
+        }
+        faults.swap.run(self.inner.cells().unwrap().swap(name, writes)).await
     }
 
     fn may_pass(&self, error: &Error) -> bool {

@@ -143,52 +143,9 @@ async fn memory() {
     assert_eq!(locks.stock("tickets", 10).segments().await.unwrap(), [0; 10]);
 }
 
-/// One wants a part of every segment, and others change them all the time. It gets it, and is not told
-/// that the store cannot be used.
-#[cfg(any(feature = "redis", feature = "postgres"))]
-async fn feeds_the_hungry(url: &str) {
-    use std::sync::Arc;
-    use std::sync::atomic::{AtomicBool, Ordering};
-
-    let stock = async || Locks::connect(url).await.unwrap().stock("tickets", 10);
-    let hungry = stock().await;
-    hungry.restock(200).await.unwrap();
-    let (over, mut tasks) = (Arc::new(AtomicBool::new(false)), tokio::task::JoinSet::new());
-    for _ in 0..8 {
-        let (stock, over) = (stock().await, Arc::clone(&over));
-        tasks.spawn(async move {
-            let mut times = 0_u64;
-            while !over.load(Ordering::Relaxed) {
-                if stock.take(1).await.unwrap() {
-                    stock.restock(1).await.unwrap();
-                    times += 1;
-                }
-            }
-            times
-        });
-    }
-    let mut longest = Duration::ZERO;
-    for _ in 0..10 {
-        let begun = lockkeeper::clock::Instant::now();
-        assert!(hungry.take(190).await.unwrap());
-        longest = longest.max(lockkeeper::clock::Instant::now().since(begun));
-        hungry.restock(190).await.unwrap();
-    }
-    over.store(true, Ordering::Relaxed);
-    let times: u64 = tasks.join_all().await.iter().sum();
-    eprintln!("the longest took {longest:?}, among {times} of the others");
-    assert_eq!(hungry.remaining().await.unwrap(), 200);
-}
-
 #[cfg(feature = "redis")]
 mod redis {
     use testkit::server;
-
-    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-    async fn nobody_starves() {
-        let server = server::redis(&[]).await;
-        super::feeds_the_hungry(&format!("redis://{}", server.address())).await;
-    }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn all() {
@@ -225,12 +182,6 @@ mod postgres {
     async fn all() {
         let (_server, url) = crate::database::url(System::Postgres, "crowd").await;
         super::takes_all(&url).await;
-    }
-
-    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-    async fn nobody_starves() {
-        let (_server, url) = crate::database::url(System::Postgres, "hungry").await;
-        super::feeds_the_hungry(&url).await;
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

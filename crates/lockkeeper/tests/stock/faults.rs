@@ -2,6 +2,7 @@
 
 use std::future::poll_fn;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -96,6 +97,39 @@ async fn what_was_taken_for_nobody_is_put_back() {
         faults.swap.deliver();
         eventually("it is put back", async || past.remaining().await.unwrap() == 20).await;
     }
+}
+
+/// Others are always faster in one of three segments: it is content with two at a time.
+#[tokio::test]
+async fn who_cannot_have_all_segments_at_once_gathers_them() {
+    let memory = Memory::private();
+    let (faulty, faults) = Faulty::new(Arc::<Memory>::clone(&memory));
+    let (here, past) = (Locks::new(faulty).stock("s", 8), Locks::new(memory).stock("s", 8));
+    past.restock(40).await.unwrap();
+    faults.most_cells.store(2, Ordering::Relaxed);
+    assert!(soon("gathered", here.take(33)).await.unwrap());
+    assert_eq!(past.remaining().await.unwrap(), 7);
+    assert!(!soon("there is not so much", here.take(8)).await.unwrap());
+    assert!(past.take(7).await.unwrap());
+    assert_eq!(past.segments().await.unwrap(), [0; 8]);
+}
+
+/// Who goes away in the middle of it leaves nothing where others cannot have it.
+#[tokio::test]
+async fn what_was_gathered_is_there_for_all() {
+    let memory = Memory::private();
+    let (faulty, faults) = Faulty::new(Arc::<Memory>::clone(&memory));
+    let (here, past) = (Locks::new(faulty).stock("s", 4), Locks::new(memory).stock("s", 4));
+    past.restock(20).await.unwrap();
+    faults.most_cells.store(2, Ordering::Relaxed);
+    // As if it was killed after the first of its steps.
+    faults.last_of_several.store(true, Ordering::Relaxed);
+    let taking = tokio::spawn(async move { here.take(18).await });
+    eventually("it has begun", async || past.segments().await.unwrap().len() == 5).await;
+    assert_eq!(past.remaining().await.unwrap(), 20);
+    assert!(past.take(20).await.unwrap());
+    assert_eq!(past.segments().await.unwrap(), [0; 4]);
+    assert!(!soon("it is told", taking).await.unwrap().unwrap());
 }
 
 /// A future that is neither polled nor dropped must not stop the others for ever.
