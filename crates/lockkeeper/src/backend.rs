@@ -53,8 +53,10 @@ use crate::owner::{Owner, RequestId};
 use crate::token::{Token, TokenBlock};
 
 /// A store of locks.
+///
+/// It is [`Any`], so that a backend can offer more than every store has.
 #[async_trait]
-pub trait Backend: fmt::Debug + Send + Sync + 'static {
+pub trait Backend: Any + fmt::Debug + Send + Sync + 'static {
     /// What the store is called in messages: the scheme of its URL.
     fn name(&self) -> &'static str;
 

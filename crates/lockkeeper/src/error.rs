@@ -123,6 +123,27 @@ pub enum Error {
         source: BoxError,
     },
 
+    /// Somebody else changed the watched keys during every attempt. Nothing was written.
+    #[error("{keys:?} changed during each of {attempts} attempts: nothing was written")]
+    Conflict {
+        /// The keys.
+        keys: Vec<String>,
+        /// How often it was tried.
+        attempts: u32,
+    },
+
+    /// The server refused a command of a transaction before it ran anything: nothing was written.
+    #[error("{command} was refused, so nothing of the transaction was carried out")]
+    Aborted {
+        /// The first command that was refused, without its arguments; `EXEC` for all of them.
+        command: String,
+        /// Its place in the transaction, from zero. `None`: the transaction as a whole.
+        at: Option<usize>,
+        /// What the server said.
+        #[source]
+        source: BoxError,
+    },
+
     /// Some members of a multi-lock could not be released; all the others were.
     #[error("{} of the locks could not be released; first: {first}", rest.len() + 1)]
     Multi {
@@ -145,6 +166,7 @@ impl Error {
             self,
             Self::Timeout { .. }
                 | Self::Replicas { .. }
+                | Self::Conflict { .. }
                 | Self::Unavailable { .. }
                 | Self::Unknown { .. }
         )

@@ -8,6 +8,9 @@ use futures_util::FutureExt;
 use crate::backend::Patience;
 use crate::clock::Instant;
 
+/// Pauses between bounded attempts grow from the first to the second.
+const PAUSE: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(50));
+
 /// No pause is longer than this: it bounds what a missed message or a suspended machine can cost.
 const LONGEST: Duration = Duration::from_secs(60);
 
@@ -43,4 +46,29 @@ pub(crate) async fn until<T>(
         Patience::TryOnce => future.now_or_never(),
         Patience::Until(at) => tokio::time::timeout(at.since(Instant::now()), future).await.ok(),
     }
+}
+
+/// Pauses between attempts that failed because of others.
+pub(crate) struct Pauses {
+    next: Duration,
+}
+
+impl Pauses {
+    pub(crate) const fn new() -> Self {
+        Self { next: PAUSE.0 }
+    }
+
+    /// Somewhere between half a pause and a whole one, so that two do not keep step; the next is
+    /// twice as long.
+    pub(crate) async fn pause(&mut self) {
+        let half = self.next / 2;
+        tokio::time::sleep(half + part_of(half)).await;
+        self.next = (self.next * 2).min(PAUSE.1);
+    }
+}
+
+/// Somewhere between nothing and this.
+pub(crate) fn part_of(duration: Duration) -> Duration {
+    let part = u32::try_from(crate::owner::random() % 1024).unwrap_or(0);
+    duration * part / 1024
 }

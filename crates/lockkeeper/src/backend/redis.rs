@@ -80,6 +80,7 @@ pub(super) mod layout;
 pub(super) mod link;
 pub(super) mod listener;
 mod nodes;
+pub mod optimistic;
 mod renewals;
 mod replicas;
 mod scripts;

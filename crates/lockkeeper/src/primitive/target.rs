@@ -10,9 +10,7 @@ use crate::error::{Error, Result};
 use crate::guard::Guard;
 use crate::locks::{Inner, Locks, Options};
 use crate::name::Name;
-
-/// Pauses between bounded attempts grow from the first to the second.
-const PAUSE: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(50));
+use crate::wait::Pauses;
 
 #[derive(Clone, Debug)]
 pub(crate) struct Target {
@@ -78,14 +76,10 @@ impl Target {
     /// Asks at most so often.
     pub(crate) async fn lock_attempts(&self, kind: Kind, attempts: u32) -> Result<Guard> {
         let since = Instant::now();
-        let mut pause = PAUSE.0;
+        let mut pauses = Pauses::new();
         for attempt in 0..attempts {
             if attempt > 0 {
-                // Somewhere between half a pause and a whole one, so that two do not keep step.
-                let half = pause / 2;
-                let part = u32::try_from(crate::owner::random() % 1024).unwrap_or(0);
-                tokio::time::sleep(half + half * part / 1024).await;
-                pause = (pause * 2).min(PAUSE.1);
+                pauses.pause().await;
             }
             if let Some(guard) = self.try_lock(kind).await? {
                 return Ok(guard);

@@ -219,6 +219,18 @@ impl Cluster {
         Err(unavailable(format!("slot {slot} is sent from one server to the next")))
     }
 
+    /// Learns from an error where slots are now. Whether that helps: then the same can be tried again.
+    pub(super) async fn learn(&self, error: &Error, node: &Node) -> bool {
+        match redirection(error, &node.address) {
+            Some(Redirection::Moved(slot, to)) => self.state.lock().slots.set(slot, &to),
+            // On its way: over in a moment.
+            Some(Redirection::Ask(_)) => {}
+            None if is_about_the_node(error) => self.refresh_quietly().await,
+            None => return false,
+        }
+        true
+    }
+
     async fn refresh_quietly(&self) {
         if let Err(error) = self.refresh().await {
             tracing::debug!(%error, "nobody says who has which slot");

@@ -22,7 +22,7 @@ use crate::owner::RequestId;
 pub(in crate::backend) const COMMAND_TIME: Duration = Duration::from_secs(1);
 
 /// How long a look at many keys may take.
-const LOOK_TIME: Duration = Duration::from_secs(5);
+pub(super) const LOOK_TIME: Duration = Duration::from_secs(5);
 
 /// So many steps wait for replicas at a time, each on a connection of its own.
 const SYNCING: usize = 8;
@@ -65,7 +65,7 @@ pub(super) struct Run<'a> {
 /// One connection for all, which comes back by itself, also when it has merely gone silent; and some
 /// to wait on for replicas.
 pub(in crate::backend) struct Commands {
-    link: Link,
+    pub(super) link: Link,
     idle: Mutex<Vec<Link>>,
     syncing: Semaphore,
     renewing: Semaphore,
@@ -313,7 +313,7 @@ pub(super) fn unanswered(time: Duration) -> Error {
 }
 
 /// The server has become a replica: the next attempt finds the new master.
-fn demotion() -> Error {
+pub(super) fn demotion() -> Error {
     let context = "the server is not the master any more".to_owned();
     Error::Unavailable { backend: "redis", context, source: None }
 }
@@ -325,7 +325,7 @@ pub(super) fn cause(error: &Error) -> Option<&RedisError> {
 }
 
 /// Whether the server says this. What a script met stands behind other words before Redis 7.
-fn says(error: &RedisError, code: &str) -> bool {
+pub(super) fn says(error: &RedisError, code: &str) -> bool {
     let behind = |detail: &str| detail.contains(&format!("-{code} "));
     error.code() == Some(code) || error.detail().is_some_and(behind)
 }

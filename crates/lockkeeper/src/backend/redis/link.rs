@@ -113,11 +113,17 @@ impl Link {
         let (origin, opened) = (self.origin.clone(), Arc::clone(&self.open));
         let connecting = self.runtime.spawn(async move {
             let _alone = alone;
-            let connecting = tokio::time::timeout(2 * COMMAND_TIME, connect(&origin)).await;
-            let open = connecting.unwrap_or_else(|_| Err(unanswered(2 * COMMAND_TIME)))?;
+            let open = connect_in_time(&origin).await?;
             *opened.lock() = Some(open.clone());
             Ok(open)
         });
+        connecting.await.unwrap_or(Err(Error::ShutDown))
+    }
+
+    /// A connection that nobody else has.
+    pub(super) async fn another(&self) -> Result<Open> {
+        let origin = self.origin.clone();
+        let connecting = self.runtime.spawn(async move { connect_in_time(&origin).await });
         connecting.await.unwrap_or(Err(Error::ShutDown))
     }
 
@@ -133,6 +139,11 @@ impl Link {
             *open = None;
         }
     }
+}
+
+async fn connect_in_time(origin: &Origin) -> Result<Open> {
+    let connecting = tokio::time::timeout(2 * COMMAND_TIME, connect(origin)).await;
+    connecting.unwrap_or_else(|_| Err(unanswered(2 * COMMAND_TIME)))
 }
 
 async fn connect(origin: &Origin) -> Result<Open> {

@@ -10,6 +10,7 @@ use super::commands::{Commands, Run};
 use super::connect::{self, Door};
 use super::link::Origin;
 use super::listener::Listener;
+use super::optimistic::Pool;
 use super::replicas::{Replicas, Shortfall};
 use super::sentinel::Sentinels;
 use super::slots::{is_in_one_slot, slot};
@@ -33,6 +34,8 @@ pub(super) struct Node {
     /// What our own channel is called there. Another one at each server: a cluster passes messages on
     /// to all of its servers, so one that we had at several would bring each message several times.
     pub(super) party: String,
+    /// Connections for transactions.
+    pub(super) alone: Pool,
 }
 
 impl Node {
@@ -46,7 +49,8 @@ impl Node {
         commands.connect().await?;
         let party = format!("{:016x}", owner::random());
         let listener = Listener::start(origin, &party, Arc::clone(requests), sharded).await?;
-        Ok(Arc::new(Self { address: address.to_owned(), commands, listener, party }))
+        let (address, alone) = (address.to_owned(), Pool::new());
+        Ok(Arc::new(Self { address, commands, listener, party, alone }))
     }
 }
 
@@ -142,6 +146,14 @@ impl Nodes {
     /// Which locks can be reached by one command: those for which this is the same.
     pub(super) fn place(&self, lock: &str) -> u16 {
         if self.is_cluster() { slot(lock) } else { 0 }
+    }
+
+    /// Learns from an error where keys are now. Whether that helps.
+    pub(super) async fn learn(&self, error: &Error, node: &Node) -> bool {
+        match self {
+            Self::One(..) => false,
+            Self::Cluster(cluster) => cluster.learn(error, node).await,
+        }
     }
 
     /// Refuses a name whose keys would be at several servers.
