@@ -187,7 +187,7 @@ impl Optimistic {
     /// # Errors
     ///
     /// As there.
-    pub async fn run<T, B>(&self, mut body: impl FnMut(Tx) -> B + Send) -> Result<Outcome<T>>
+    pub async fn run<T, B>(self, mut body: impl FnMut(Tx) -> B + Send) -> Result<Outcome<T>>
     where
         T: Send,
         B: Future<Output = Result<T>> + Send,
@@ -302,7 +302,8 @@ impl Optimistic {
             }
             Verdict::Refused(at, error) => {
                 let error = failed("a transaction", error);
-                self.refused(redis, &node, slot, error, at.zip(at.and_then(|at| queued.get(at)))).await
+                self.refused(redis, &node, slot, error, at.zip(at.and_then(|at| queued.get(at))))
+                    .await
             }
             _ => Ok(Attempt::Conflict),
         }

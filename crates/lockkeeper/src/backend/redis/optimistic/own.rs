@@ -64,10 +64,9 @@ impl Own {
     async fn prove(&mut self) -> Result<()> {
         let mut nothing = redis::pipe();
         nothing.cmd("MULTI").cmd("EXEC");
-        let (_, _): (Value, Value) = in_time(COMMAND_TIME, async {
-            nothing.query_async(&mut self.open.connection).await
-        })
-        .await?;
+        let (_, _): (Value, Value) =
+            in_time(COMMAND_TIME, async { nothing.query_async(&mut self.open.connection).await })
+                .await?;
         Ok(())
     }
 

@@ -15,8 +15,23 @@ use crate::error::{Error, Result};
 
 /// What belongs to the connection, not to the data: it would take the transaction apart.
 const REFUSED: [&str; 18] = [
-    "AUTH", "CLIENT", "DISCARD", "EXEC", "HELLO", "MONITOR", "MULTI", "PSUBSCRIBE", "PUNSUBSCRIBE",
-    "QUIT", "RESET", "SELECT", "SSUBSCRIBE", "SUBSCRIBE", "SUNSUBSCRIBE", "UNSUBSCRIBE", "UNWATCH",
+    "AUTH",
+    "CLIENT",
+    "DISCARD",
+    "EXEC",
+    "HELLO",
+    "MONITOR",
+    "MULTI",
+    "PSUBSCRIBE",
+    "PUNSUBSCRIBE",
+    "QUIT",
+    "RESET",
+    "SELECT",
+    "SSUBSCRIBE",
+    "SUBSCRIBE",
+    "SUNSUBSCRIBE",
+    "UNSUBSCRIBE",
+    "UNWATCH",
     "WATCH",
 ];
 
@@ -180,6 +195,9 @@ mod tests {
         }
         let words = checked(redis::cmd("set").arg("a").arg(7)).unwrap();
         assert_eq!(called(&words), "SET");
-        assert_eq!(words.get_packed_command(), redis::cmd("set").arg("a").arg(7).get_packed_command());
+        assert_eq!(
+            words.get_packed_command(),
+            redis::cmd("set").arg("a").arg(7).get_packed_command()
+        );
     }
 }

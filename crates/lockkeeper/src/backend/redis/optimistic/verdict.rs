@@ -84,9 +84,7 @@ mod tests {
             matches!(&refused, Verdict::Refused(Some(1), error) if error.code() == Some("ERR"))
         );
         let moved = verdict(vec![Value::Okay, queued(), error("MOVED 7 a:1")], 1);
-        assert!(
-            matches!(&moved, Verdict::Refused(None, error) if error.redirect_node().is_some())
-        );
+        assert!(matches!(&moved, Verdict::Refused(None, error) if error.redirect_node().is_some()));
     }
 
     #[test]
