@@ -146,6 +146,12 @@ impl Locks {
         self.with(self.value.owned_by(owner))
     }
 
+    /// See [`crate::Locks::deadlock_detection`].
+    #[must_use]
+    pub fn deadlock_detection(&self, on: bool) -> Self {
+        self.with(self.value.deadlock_detection(on))
+    }
+
     /// See [`crate::Locks::new_owner`].
     pub fn new_owner(&self) -> Owner {
         self.value.new_owner()

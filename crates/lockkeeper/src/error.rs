@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use crate::deadlock::Wait;
 use crate::loss::Cause;
 use crate::name::Name;
 use crate::owner::Owner;
@@ -75,6 +76,15 @@ pub enum Error {
         name: Name,
         /// The owner.
         owner: Owner,
+    },
+
+    /// Owners wait for each other in a circle, and this wait is the one that was ended for the others to
+    /// go on: of all in it, this owner was made last. Release what it holds.
+    #[error("a deadlock: {}; this wait was ended", circle(cycle))]
+    Deadlock {
+        /// Who waits for what. Each holds what the one before waits for, and the first what the last
+        /// waits for.
+        cycle: Vec<Wait>,
     },
 
     /// The name is in use as something else.
@@ -190,6 +200,11 @@ fn show(duration: Duration) -> humantime::FormattedDuration {
     humantime::format_duration(Duration::from_millis(
         u64::try_from(duration.as_millis()).unwrap_or(u64::MAX),
     ))
+}
+
+fn circle(cycle: &[Wait]) -> String {
+    let waits: Vec<String> = cycle.iter().map(ToString::to_string).collect();
+    waits.join(", ")
 }
 
 fn holder(held_by: &[Owner]) -> String {

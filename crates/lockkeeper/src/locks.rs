@@ -13,6 +13,7 @@ use crate::backend::memory::Memory;
 use crate::backend::{Access, Admin, Backend, Kind, Patience, Request, Term};
 use crate::clock::Instant;
 use crate::cohort::Cohort;
+use crate::deadlock;
 use crate::error::{Error, Result};
 use crate::guard::{Direct, Guard};
 use crate::keeper::Keeper;
@@ -69,6 +70,7 @@ pub(crate) struct Options {
     pub(crate) term: Option<Term>,
     pub(crate) owner: Option<Owner>,
     pub(crate) limits: Limits,
+    pub(crate) ignores_deadlocks: bool,
 }
 
 impl Locks {
@@ -123,7 +125,9 @@ impl Locks {
             cohorts: SyncMutex::default(),
             reentrant: SyncMutex::default(),
         };
-        Self { inner: Arc::new(inner), options: Options::default() }
+        let inner = Arc::new(inner);
+        deadlock::register(&inner);
+        Self { inner, options: Options::default() }
     }
 
     /// A mutex: one holder at a time.
@@ -163,7 +167,7 @@ impl Locks {
 
     /// A new owner, to make primitives reentrant with.
     pub fn new_owner(&self) -> Owner {
-        self.inner.identity.owner()
+        self.inner.identity.lasting_owner()
     }
 
     /// The same locks, held in the name of this owner: what it holds it can take again, without a
@@ -231,6 +235,40 @@ impl Locks {
         self.with(|options| options.limits.stall_after = Some(stall_after))
     }
 
+    /// The same locks, and whether a wait of theirs under an [owner](Self::owned_by) looks for owners that
+    /// wait for each other in a circle, and then ends with [`Error::Deadlock`]. Default: it does. Costs
+    /// nothing for a second; from then on one question a second for each lock that the owner holds, and
+    /// where somebody waits for one of those, a look at all locks of every store that this process has
+    /// open.
+    ///
+    /// An owner can be one at several stores, and circles through all of them are found:
+    ///
+    /// ```
+    /// # use lockkeeper::{Error, Locks};
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> lockkeeper::Result<()> {
+    /// let (stock, money) = (Locks::memory(), Locks::memory());
+    /// let [one, other] = [stock.new_owner(), stock.new_owner()];
+    /// let ones = stock.owned_by(&one).mutex("item").lock().await?;
+    /// let others = money.owned_by(&other).mutex("account").lock().await?;
+    /// let wait = tokio::spawn({
+    ///     let account = money.owned_by(&one).mutex("account");
+    ///     async move { account.lock().await }
+    /// });
+    /// match stock.owned_by(&other).mutex("item").lock().await {
+    ///     Err(Error::Deadlock { cycle }) => assert_eq!(cycle.len(), 2),
+    ///     _ => panic!("each waits for the other"),
+    /// }
+    /// others.release().await?;
+    /// assert!(wait.await.is_ok_and(|granted| granted.is_ok()));
+    /// # ones.release().await
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn deadlock_detection(&self, on: bool) -> Self {
+        self.with(|options| options.ignores_deadlocks = !on)
+    }
+
     fn with(&self, change: impl FnOnce(&mut Options)) -> Self {
         let mut changed = self.clone();
         change(&mut changed.options);
@@ -259,7 +297,19 @@ impl Inner {
     ) -> Result<Option<Guard>> {
         let granted = async {
             match &options.owner {
-                Some(owner) => self.enter_again(name, kind, owner, options, patience).await,
+                Some(owner) => {
+                    let granted = self.enter_again(name, kind, owner, options, patience);
+                    if options.ignores_deadlocks || patience == Patience::TryOnce {
+                        return granted.await;
+                    }
+                    tokio::select! {
+                        biased;
+                        granted = granted => granted,
+                        cycle = deadlock::found(self.backend.place(), name, owner) => {
+                            Err(Error::Deadlock { cycle })
+                        }
+                    }
+                }
                 None => {
                     let owner = self.identity.owner();
                     let granted = self.direct(name, kind, owner, options, patience).await?;
@@ -366,6 +416,15 @@ impl Inner {
             *held = Arc::downgrade(direct);
         }
         Ok(granted.map(Guard::shared))
+    }
+
+    /// What an owner holds here, as far as this process knows.
+    pub(crate) fn held_by(&self, owner: &Owner) -> Vec<Name> {
+        let is_held =
+            |entered: &Entered| entered.try_lock().is_ok_and(|held| held.strong_count() > 0);
+        let reentrant = self.reentrant.lock();
+        let held = reentrant.iter().filter(|((_, _, of), entered)| of == owner && is_held(entered));
+        held.map(|((name, ..), _)| name.clone()).collect()
     }
 
     /// With a hold of its own.

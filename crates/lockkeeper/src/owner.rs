@@ -22,6 +22,12 @@ pub struct Owner {
 }
 
 impl Owner {
+    /// Whether it was made later. Of any two owners one is younger, and everybody agrees which: by the
+    /// clock of their machine, and where that cannot be compared, by how they are written.
+    pub(crate) fn is_younger_than(&self, other: &Self) -> bool {
+        (self.number, &self.client) > (other.number, &other.client)
+    }
+
     /// Somebody who uses the same store with another program, and another form of owners.
     #[cfg(any(feature = "etcd", feature = "redis", feature = "zookeeper"))]
     pub(crate) fn foreign(text: &str) -> Self {
@@ -116,6 +122,12 @@ impl Identity {
         Owner { client: Arc::clone(&self.client), number: self.number() }
     }
 
+    /// An owner whose number tells, on one machine, when it was made: microseconds since that was started.
+    pub(crate) fn lasting_owner(&self) -> Owner {
+        self.next.fetch_max(crate::clock::Instant::now().as_nanos() / 1000, Ordering::Relaxed);
+        self.owner()
+    }
+
     pub(crate) fn request_id(&self) -> RequestId {
         RequestId(u128::from(self.random) << 64 | u128::from(self.number()))
     }
@@ -142,6 +154,23 @@ mod tests {
         assert_ne!(owner, Identity::new().owner());
         assert_eq!(Owner::try_from(owner.to_string()), Ok(owner));
         assert!(Owner::try_from("no number:".to_owned()).is_err());
+    }
+
+    #[test]
+    fn of_two_owners_the_one_made_later_is_younger() {
+        let [one, other] = [Identity::new(), Identity::new()];
+        let mut older = one.lasting_owner();
+        for identity in [&other, &one, &one, &other] {
+            std::thread::yield_now();
+            let younger = identity.lasting_owner();
+            // Within a microsecond they count as made at the same time.
+            let same = younger.number == older.number;
+            assert!(same || younger.is_younger_than(&older), "{younger} {older}");
+            assert_ne!(younger.is_younger_than(&older), older.is_younger_than(&younger));
+            older = younger;
+        }
+        assert!(!older.is_younger_than(&older.clone()));
+        assert_ne!(one.owner(), older, "numbers go on from there");
     }
 
     #[test]

@@ -1,0 +1,222 @@
+//! Who waits for whom, as the stores told it. Pure.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::sync::Arc;
+
+use crate::backend::Status;
+use crate::name::Name;
+use crate::owner::Owner;
+use crate::token::Token;
+
+/// One look at all stores.
+#[derive(Debug, Default)]
+pub(super) struct Graph {
+    spots: Vec<Spot>,
+    /// For each owner, the names it waits for.
+    waits: HashMap<Owner, Vec<usize>>,
+}
+
+/// A name at a store that somebody holds and somebody waits for.
+#[derive(Debug)]
+struct Spot {
+    place: Arc<str>,
+    name: Name,
+    holders: Vec<(Owner, Token)>,
+}
+
+/// Somebody who waits, for what, and who has it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Link {
+    pub(super) owner: Owner,
+    pub(super) place: Arc<str>,
+    pub(super) name: Name,
+    holder: Owner,
+    token: Token,
+}
+
+impl Graph {
+    /// Adds what one store told.
+    pub(super) fn add(&mut self, place: &str, told: Vec<Status>) {
+        let place: Arc<str> = place.into();
+        for status in told {
+            // Any one of its holders may let a semaphore's waiter in: no one of them is in the way.
+            if status.kind.as_deref() == Some("semaphore") {
+                continue;
+            }
+            // Nobody knows since when: another program's, so the token does not tell two holds apart.
+            let ours = status.holders.into_iter().filter(|holding| !holding.held.is_zero());
+            let holders = ours.map(|holding| (holding.owner, holding.token)).collect();
+            for owner in status.waiters {
+                self.waits.entry(owner).or_default().push(self.spots.len());
+            }
+            self.spots.push(Spot { place: Arc::clone(&place), name: status.name, holders });
+        }
+    }
+
+    /// The shortest circle in which this owner's wait is, and in which nobody is younger. So of all
+    /// owners in a circle exactly one finds it.
+    pub(super) fn circle(&self, owner: &Owner, place: &str, name: &Name) -> Option<Vec<Link>> {
+        let mut reached: HashMap<&Owner, Option<Link>> = HashMap::from([(owner, None)]);
+        let mut looked_at = HashSet::new();
+        let mut next = VecDeque::from([owner]);
+        while let Some(waiting) = next.pop_front() {
+            for at in self.waits.get(waiting).into_iter().flatten() {
+                let spot = &self.spots[*at];
+                let begins = waiting == owner;
+                if begins && (&*spot.place != place || spot.name != *name) {
+                    continue;
+                }
+                // Whoever comes here later has the same holders in front of him.
+                if !looked_at.insert(*at) {
+                    continue;
+                }
+                for (holder, token) in &spot.holders {
+                    let link = spot.link(waiting, holder, *token);
+                    if holder == owner && !begins {
+                        return Some(path(&reached, link));
+                    }
+                    if !holder.is_younger_than(owner) && !reached.contains_key(holder) {
+                        reached.insert(holder, Some(link));
+                        next.push_back(holder);
+                    }
+                }
+            }
+        }
+        None
+    }
+
+    /// Whether all of that is still so, and was all the time: each wait is there, and behind each the same
+    /// hold, since a hold that was given back and taken again has another token.
+    pub(super) fn still_has(&self, circle: &[Link]) -> bool {
+        circle.iter().all(|link| {
+            self.waits.get(&link.owner).into_iter().flatten().any(|at| {
+                let spot = &self.spots[*at];
+                spot.place == link.place
+                    && spot.name == link.name
+                    && spot.holders.iter().any(|hold| *hold == (link.holder.clone(), link.token))
+            })
+        })
+    }
+}
+
+impl Spot {
+    fn link(&self, owner: &Owner, holder: &Owner, token: Token) -> Link {
+        let (place, name) = (Arc::clone(&self.place), self.name.clone());
+        Link { owner: owner.clone(), place, name, holder: holder.clone(), token }
+    }
+}
+
+/// The way to the last link, in order.
+fn path(reached: &HashMap<&Owner, Option<Link>>, last: Link) -> Vec<Link> {
+    let mut links = vec![last];
+    while let Some(Some(before)) = reached.get(&links[links.len() - 1].owner) {
+        links.push(before.clone());
+    }
+    links.reverse();
+    links
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::backend::Holding;
+
+    fn owner(number: u32) -> Owner {
+        Owner::try_from(format!("client:{number}")).unwrap()
+    }
+
+    fn name(text: &str) -> Name {
+        text.parse().unwrap()
+    }
+
+    fn held(at: &str, holders: &[(u32, u64)], waiters: &[u32]) -> Status {
+        let holding = |(number, token): &(u32, u64)| Holding {
+            owner: owner(*number),
+            token: Token::new(*token).unwrap(),
+            held: Duration::from_secs(1),
+            lease_left: None,
+        };
+        Status {
+            name: name(at),
+            kind: Some("mutex".into()),
+            holders: holders.iter().map(holding).collect(),
+            waiters: waiters.iter().copied().map(owner).collect(),
+            count: None,
+        }
+    }
+
+    fn graph(told: &[(&str, &[Status])]) -> Graph {
+        let mut graph = Graph::default();
+        told.iter().for_each(|(place, told)| graph.add(place, told.to_vec()));
+        graph
+    }
+
+    #[test]
+    fn only_the_youngest_of_a_circle_finds_it() {
+        let one = [held("a", &[(1, 5)], &[3]), held("b", &[(2, 6)], &[1, 9])];
+        let two = [held("a", &[(3, 7)], &[2])];
+        let graph = graph(&[("one:", &one), ("two:", &two)]);
+        let circle = graph.circle(&owner(3), "one:", &name("a")).unwrap();
+        let waits: Vec<_> = circle
+            .iter()
+            .map(|link| (link.owner.clone(), &*link.place, link.name.to_string()))
+            .collect();
+        let expected = [
+            (owner(3), "one:", "a".to_owned()),
+            (owner(1), "one:", "b".to_owned()),
+            (owner(2), "two:", "a".to_owned()),
+        ];
+        assert_eq!(waits, expected);
+        assert_eq!(graph.circle(&owner(1), "one:", &name("b")), None);
+        assert_eq!(graph.circle(&owner(2), "two:", &name("a")), None);
+        assert_eq!(graph.circle(&owner(9), "one:", &name("b")), None, "behind it, not in it");
+    }
+
+    #[test]
+    fn the_same_name_at_another_store_is_another_lock() {
+        let one = [held("a", &[(1, 5)], &[2])];
+        let two = [held("a", &[(3, 5)], &[1]), held("b", &[(2, 5)], &[])];
+        let graph = graph(&[("one:", &one), ("two:", &two)]);
+        assert_eq!(graph.circle(&owner(2), "one:", &name("a")), None);
+    }
+
+    #[test]
+    fn a_hold_that_was_taken_again_is_not_the_same() {
+        let look = |token| {
+            graph(&[("one:", &[held("a", &[(1, token)], &[2]), held("b", &[(2, 6)], &[1])])])
+        };
+        let circle = look(5).circle(&owner(2), "one:", &name("a")).unwrap();
+        assert!(look(5).still_has(&circle));
+        assert!(!look(7).still_has(&circle));
+        let gone = graph(&[("one:", &[held("a", &[(1, 5)], &[2]), held("b", &[(2, 6)], &[])])]);
+        assert!(!gone.still_has(&circle), "gave up");
+        assert!(!Graph::default().still_has(&circle), "the store does not answer");
+    }
+
+    #[test]
+    fn one_of_several_readers_is_enough_and_one_of_several_permits_is_not() {
+        let told = [held("a", &[(1, 5), (3, 5)], &[4]), held("b", &[(4, 6)], &[3])];
+        assert!(graph(&[("one:", &told)]).circle(&owner(4), "one:", &name("a")).is_some());
+        let mut told = told;
+        told[0].kind = Some("semaphore".into());
+        assert_eq!(graph(&[("one:", &told)]).circle(&owner(4), "one:", &name("a")), None);
+    }
+
+    #[test]
+    fn who_waits_for_himself_is_not_in_a_circle() {
+        let told = [held("a", &[(1, 5)], &[1])];
+        assert_eq!(graph(&[("one:", &told)]).circle(&owner(1), "one:", &name("a")), None);
+    }
+
+    /// With younger owners all around, circles without them are still found.
+    #[test]
+    fn a_circle_is_found_behind_a_younger_owner() {
+        let told = [held("a", &[(9, 1), (1, 1)], &[2]), held("b", &[(2, 1)], &[9, 1])];
+        let graph = graph(&[("one:", &told)]);
+        assert_eq!(graph.circle(&owner(2), "one:", &name("a")).unwrap().len(), 2);
+        assert_eq!(graph.circle(&owner(9), "one:", &name("b")).unwrap().len(), 2);
+        assert_eq!(graph.circle(&owner(1), "one:", &name("b")), None);
+    }
+}
