@@ -30,6 +30,8 @@
 //!   the same one that counts as younger, but not always the right one.
 
 mod graph;
+#[cfg(test)]
+mod simulation;
 
 use std::fmt;
 use std::sync::{Arc, Weak};

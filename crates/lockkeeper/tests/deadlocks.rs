@@ -2,6 +2,7 @@
 #![cfg(feature = "redis")]
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+use std::any::Any;
 use std::collections::HashSet;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -20,24 +21,32 @@ const REPORTED: Duration = Duration::from_secs(3);
 
 /// Two stores that know nothing of each other.
 struct Stores {
-    server: Server,
-    dir: TempDir,
+    urls: [String; 2],
+    /// Ended with the test.
+    _servers: (Server, Box<dyn Any + Send + Sync>),
 }
 
 impl Stores {
     async fn start() -> Self {
-        Self { server: server::redis(&[]).await, dir: TempDir::new().unwrap() }
+        let dir = TempDir::new().unwrap();
+        Self::beside_redis(format!("file:{}", dir.path().display()), Box::new(dir)).await
     }
 
-    fn urls(&self) -> [String; 2] {
-        [
-            format!("redis://{}", self.server.address()),
-            format!("file:{}", self.dir.path().display()),
-        ]
+    #[cfg(feature = "postgres")]
+    async fn start_with_postgres() -> Self {
+        let database = testkit::database::System::Postgres.start(&[]).await;
+        let url = database.url("here");
+        Locks::init(&url).await.unwrap();
+        Self::beside_redis(url, Box::new(database)).await
+    }
+
+    async fn beside_redis(url: String, other: Box<dyn Any + Send + Sync>) -> Self {
+        let redis = server::redis(&[]).await;
+        Self { urls: [format!("redis://{}", redis.address()), url], _servers: (redis, other) }
     }
 
     async fn connect(&self) -> [Locks; 2] {
-        connect(&self.urls()).await
+        connect(&self.urls).await
     }
 }
 
@@ -77,8 +86,7 @@ fn members(cycle: &[Wait]) -> HashSet<(Owner, String)> {
     cycle.iter().map(|wait| (wait.owner.clone(), wait.name.to_string())).collect()
 }
 
-async fn a_circle_of(size: usize) {
-    let stores = Stores::start().await;
+async fn a_circle_of(size: usize, stores: Stores) {
     let mut circle = Vec::new();
     for at in 0..size {
         circle.push(Member::new(stores.connect().await, at, size).await);
@@ -114,17 +122,25 @@ async fn a_circle_of(size: usize) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_circle_of_two_is_told_to_one() {
-    a_circle_of(2).await;
+    a_circle_of(2, Stores::start().await).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_circle_of_three_is_told_to_one() {
-    a_circle_of(3).await;
+    a_circle_of(3, Stores::start().await).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_circle_of_five_is_told_to_one() {
-    a_circle_of(5).await;
+    a_circle_of(5, Stores::start().await).await;
+}
+
+#[cfg(feature = "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn circles_through_redis_and_postgres_are_told_to_one() {
+    for size in [2, 3, 5] {
+        a_circle_of(size, Stores::start_with_postgres().await).await;
+    }
 }
 
 /// The circle is closed by an old owner, long after the youngest began to wait.
@@ -300,7 +316,7 @@ async fn a_circle_of_processes_is_told_to_one() {
     let [redis, _] = stores.connect().await;
     redis.latch("everybody holds his own").close(3).await.unwrap();
     let mut members: Vec<Child> =
-        (0..SIZE).map(|at| start_member(at, SIZE, &stores.urls())).collect();
+        (0..SIZE).map(|at| start_member(at, SIZE, &stores.urls)).collect();
     let mut ends = Vec::new();
     for member in &mut members {
         let member = tokio::sync::Mutex::new(member);
