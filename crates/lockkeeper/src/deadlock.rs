@@ -20,8 +20,8 @@
 //! # When it breaks
 //!
 //! - Only locks under an owner count: without [`owned_by`](crate::Locks::owned_by) nobody can know that the
-//!   one who holds is the one who waits. An owner is taken to be stuck when it waits; one that works
-//!   on in another task meanwhile should be two owners.
+//!   one who holds is the one who waits. An owner belongs to one task: it is taken to be stuck when it
+//!   waits, also if it works on elsewhere, and what it took in another process does not count.
 //! - The one that is to be told needs a [`Locks`](crate::Locks) for each store in the circle, and has to
 //!   have this switched on.
 //! - Circles through semaphores and latches, and through locks of other programs, are not found.
@@ -125,15 +125,24 @@ async fn is_in_the_way(owner: &Owner) -> bool {
     join_all(held).await.contains(&true)
 }
 
-/// All stores, as of a moment ago.
+/// All stores, as of a moment ago; by one for all. Not if that one does not go on: it may be in a runtime
+/// that nobody drives any more.
 async fn look() -> Arc<Graph> {
-    let mut last = SEEN.lock().await;
+    let Ok(mut last) = timeout(ANSWER + SHARED, SEEN.lock()).await else {
+        return Arc::new(ask_all().await);
+    };
     let begun = Instant::now();
     if let Some((at, seen)) = &*last
         && begun.since(*at) < SHARED
     {
         return Arc::clone(seen);
     }
+    let seen = Arc::new(ask_all().await);
+    *last = Some((begun, Arc::clone(&seen)));
+    seen
+}
+
+async fn ask_all() -> Graph {
     let stores = stores();
     let asked = stores.iter().map(|store| timeout(ANSWER, store.backend.admin().list()));
     let mut graph = Graph::default();
@@ -143,7 +152,5 @@ async fn look() -> Arc<Graph> {
             _ => tracing::debug!(place = store.backend.place(), "does not tell who waits"),
         }
     }
-    let seen = Arc::new(graph);
-    *last = Some((begun, Arc::clone(&seen)));
-    seen
+    graph
 }

@@ -6,7 +6,7 @@ pub mod backend;
 pub mod blocking;
 pub mod clock;
 mod cohort;
-mod deadlock;
+pub mod deadlock;
 mod error;
 pub mod fence;
 mod guard;
@@ -31,7 +31,6 @@ mod token;
 mod url;
 mod wait;
 
-pub use deadlock::Wait;
 pub use error::{BoxError, Error, Result};
 pub use guard::Guard;
 pub use locks::{DEFAULT_TTL, Locks};

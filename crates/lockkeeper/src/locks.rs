@@ -239,7 +239,7 @@ impl Locks {
     /// wait for each other in a circle, and then ends with [`Error::Deadlock`]. Default: it does. Costs
     /// nothing for a second; from then on one question a second for each lock that the owner holds, and
     /// where somebody waits for one of those, a look at all locks of every store that this process has
-    /// open.
+    /// open. See [`deadlock`] for what is found and what is not.
     ///
     /// An owner can be one at several stores, and circles through all of them are found:
     ///

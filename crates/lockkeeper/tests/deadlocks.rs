@@ -10,7 +10,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 use lockkeeper::clock::Instant;
-use lockkeeper::{Error, Guard, Locks, Owner, Result, Wait};
+use lockkeeper::deadlock::Wait;
+use lockkeeper::{Error, Guard, Locks, Owner, Result};
 use tempfile::TempDir;
 use testkit::random::Random;
 use testkit::server::{self, Server};

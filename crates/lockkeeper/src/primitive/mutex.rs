@@ -78,7 +78,8 @@ impl Mutex {
     ///
     /// # Errors
     ///
-    /// When the store cannot be used, or after [`Locks::shutdown`]; never for contention.
+    /// When the store cannot be used, or after [`Locks::shutdown`]; never for contention, except that of
+    /// owners that wait for each other: [`Error::Deadlock`](crate::Error::Deadlock).
     ///
     /// # Cancel safety
     ///
