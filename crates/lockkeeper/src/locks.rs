@@ -165,7 +165,7 @@ impl Locks {
         Multi::new(names.into_iter().map(|name| self.mutex(name)))
     }
 
-    /// A new owner, to make primitives reentrant with.
+    /// A new owner, to make primitives reentrant with; here and at other stores.
     pub fn new_owner(&self) -> Owner {
         self.inner.identity.lasting_owner()
     }

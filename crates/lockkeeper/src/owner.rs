@@ -22,6 +22,15 @@ pub struct Owner {
 }
 
 impl Owner {
+    /// Whether it has the form that ours have. Other programs have others: a UUID and the number of a
+    /// thread, or any text.
+    pub(crate) fn is_ours(&self) -> bool {
+        let mut parts = self.client.rsplitn(3, '-');
+        let hex = |part: &str| part.len() == 8 && part.bytes().all(|b| b.is_ascii_hexdigit());
+        let number = |part: &str| !part.is_empty() && part.bytes().all(|b| b.is_ascii_digit());
+        parts.next().is_some_and(hex) && parts.next().is_some_and(number) && self.number > 0
+    }
+
     /// Whether it was made later. Of any two owners one is younger, and everybody agrees which: by the
     /// clock of their machine, and where that cannot be compared, by how they are written.
     pub(crate) fn is_younger_than(&self, other: &Self) -> bool {
@@ -154,6 +163,15 @@ mod tests {
         assert_ne!(owner, Identity::new().owner());
         assert_eq!(Owner::try_from(owner.to_string()), Ok(owner));
         assert!(Owner::try_from("no number:".to_owned()).is_err());
+    }
+
+    #[test]
+    fn owners_of_other_programs_are_told_apart() {
+        assert!(Identity::new().owner().is_ours());
+        let uuid = "5e1d2a31-7b0a-4c39-8a59-0123456789ab:1";
+        for other in [uuid, "9f86d081884c7d65:0", "host-1-0123abcd:0", "-0123abcd:1"] {
+            assert!(!Owner::try_from(other.to_owned()).unwrap().is_ours(), "{other}");
+        }
     }
 
     #[test]

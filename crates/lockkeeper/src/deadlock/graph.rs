@@ -43,8 +43,8 @@ impl Graph {
             if status.kind.as_deref() == Some("semaphore") {
                 continue;
             }
-            // Nobody knows since when: another program's, so the token does not tell two holds apart.
-            let ours = status.holders.into_iter().filter(|holding| !holding.held.is_zero());
+            // Of other programs' holds the token does not tell one from the next.
+            let ours = status.holders.into_iter().filter(|holding| holding.owner.is_ours());
             let holders = ours.map(|holding| (holding.owner, holding.token)).collect();
             for owner in status.waiters {
                 self.waits.entry(owner).or_default().push(self.spots.len());
@@ -124,7 +124,7 @@ mod tests {
     use crate::backend::Holding;
 
     fn owner(number: u32) -> Owner {
-        Owner::try_from(format!("client:{number}")).unwrap()
+        Owner::try_from(format!("host-1-0123abcd:{number}")).unwrap()
     }
 
     fn name(text: &str) -> Name {
@@ -135,7 +135,7 @@ mod tests {
         let holding = |(number, token): &(u32, u64)| Holding {
             owner: owner(*number),
             token: Token::new(*token).unwrap(),
-            held: Duration::from_secs(1),
+            held: Duration::ZERO,
             lease_left: None,
         };
         Status {
@@ -202,6 +202,15 @@ mod tests {
         let mut told = told;
         told[0].kind = Some("semaphore".into());
         assert_eq!(graph(&[("one:", &told)]).circle(&owner(4), "one:", &name("a")), None);
+    }
+
+    #[test]
+    fn other_programs_are_left_out() {
+        let mut told = [held("a", &[(1, 5)], &[2]), held("b", &[(2, 6)], &[1])];
+        let other = Owner::try_from("5e1d2a31-7b0a-4c39-8a59-0123456789ab:1".to_owned()).unwrap();
+        told[0].holders[0].owner = other.clone();
+        told[1].waiters[0] = other;
+        assert_eq!(graph(&[("one:", &told)]).circle(&owner(2), "one:", &name("a")), None);
     }
 
     #[test]

@@ -27,7 +27,7 @@ struct World {
 }
 
 fn owner(at: usize) -> Owner {
-    Owner::try_from(format!("client:{}", at + 1)).unwrap()
+    Owner::try_from(format!("host-1-0123abcd:{}", at + 1)).unwrap()
 }
 
 fn name(at: usize) -> Name {
@@ -113,7 +113,7 @@ impl World {
             let holding = |(who, token)| Holding {
                 owner: owner(who),
                 token: Token::new(token).unwrap(),
-                held: Duration::from_secs(1),
+                held: Duration::ZERO,
                 lease_left: None,
             };
             let waiters = (0..OWNERS).filter(|who| self.waits[*who] == Some(at)).map(owner);

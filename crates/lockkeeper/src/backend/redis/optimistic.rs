@@ -288,14 +288,21 @@ impl Optimistic {
         if !own.is_right() {
             return Ok(Attempt::Again(demotion()));
         }
-        let judged = self.commit(&mut own, &queued, slot).await;
-        if matches!(judged, Ok(Verdict::Strange) | Err(_)) || !own.is_right() {
-            let source = judged.err().unwrap_or_else(|| lost("the answer makes no sense"));
-            own.close_all();
-            return Ok(Attempt::Over(Outcome::Unknown { value, source: source.into() }));
-        }
+        let judged = match self.commit(&mut own, &queued, slot).await {
+            Ok(Verdict::Strange) => Err(lost("the answer makes no sense")),
+            // By a master that was replaced meanwhile: the new one may know nothing of it.
+            Ok(Verdict::Ran(_)) if !own.is_right() => Err(demotion()),
+            judged => judged,
+        };
+        let judged = match judged {
+            Ok(judged) => judged,
+            Err(source) => {
+                own.close_all();
+                return Ok(Attempt::Over(Outcome::Unknown { value, source: source.into() }));
+            }
+        };
         own.give_back();
-        match judged? {
+        match judged {
             Verdict::Ran(mut replies) => {
                 replies.truncate(queued.len());
                 Ok(Attempt::Over(ran(value, replies)))
@@ -336,7 +343,7 @@ impl Optimistic {
         let driver = cause(&error);
         // Another slot than ours: no other server would have both.
         let elsewhere = driver.and_then(|error| error.redirect_node()).map(|(_, slot)| slot);
-        let strays = elsewhere.is_some_and(|elsewhere| slot != Some(elsewhere));
+        let strays = slot.zip(elsewhere).is_some_and(|(ours, elsewhere)| ours != elsewhere);
         if strays || driver.is_some_and(|error| says(error, "CROSSSLOT")) {
             return Err(several_slots("a key of a command"));
         }
