@@ -30,19 +30,22 @@
 //!   the same one that counts as younger, but not always the right one.
 
 mod graph;
+mod sight;
 #[cfg(test)]
 mod simulation;
 
 use std::fmt;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use futures_util::future::join_all;
-use parking_lot::Mutex as SyncMutex;
-use tokio::sync::Mutex;
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
+use parking_lot::Mutex;
 use tokio::time::{sleep, timeout};
 
-use self::graph::{Graph, Link};
+use self::graph::{Link, Part, circle};
+use self::sight::{ANSWER, Sight, View};
 use crate::clock::Instant;
 use crate::locks::Inner;
 use crate::name::Name;
@@ -51,10 +54,9 @@ use crate::wait::part_of;
 
 /// Between two looks of one wait, and before the first; and up to so much more.
 const PAUSE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_millis(200));
-/// What was seen is good for everybody for so long. Less than a pause, or a second look would be the first.
-const SHARED: Duration = Duration::from_millis(250);
-/// How long a store may take to answer.
-const ANSWER: Duration = Duration::from_secs(2);
+/// Where the waits of this process would ask more questions than this, they ask for the list at once: that
+/// is one for all of them.
+const QUESTIONS: usize = 64;
 
 /// Somebody in a circle, and what he waits for. The next one holds it; the first one holds what the last
 /// one waits for.
@@ -74,83 +76,168 @@ impl fmt::Display for Wait {
     }
 }
 
-/// What this process has open.
-static STORES: SyncMutex<Vec<Weak<Inner>>> = SyncMutex::new(Vec::new());
+/// A store that this process has open, and what it told last.
+struct Store {
+    locks: Weak<Inner>,
+    sight: Arc<Sight>,
+}
 
-/// What was seen last, and when that was begun.
-static SEEN: Mutex<Option<(Instant, Arc<Graph>)>> = Mutex::const_new(None);
+static STORES: Mutex<Vec<Store>> = Mutex::new(Vec::new());
 
 /// From now on circles through this store are seen.
 pub(crate) fn register(store: &Arc<Inner>) {
     let mut stores = STORES.lock();
-    stores.retain(|store| store.strong_count() > 0);
-    stores.push(Arc::downgrade(store));
+    stores.retain(|store| store.locks.strong_count() > 0);
+    let is_same = |other: &&Store| {
+        other.locks.upgrade().is_some_and(|other| other.backend.place() == store.backend.place())
+    };
+    let sight = stores.iter().find(is_same).map(|other| Arc::clone(&other.sight));
+    stores.push(Store { locks: Arc::downgrade(store), sight: sight.unwrap_or_default() });
 }
 
-fn stores() -> Vec<Arc<Inner>> {
-    STORES.lock().iter().filter_map(Weak::upgrade).collect()
+/// All that are open; the last opened first.
+fn stores() -> Vec<(Arc<Inner>, Arc<Sight>)> {
+    let stores = STORES.lock();
+    let open = |store: &Store| Some((store.locks.upgrade()?, Arc::clone(&store.sight)));
+    stores.iter().rev().filter_map(open).collect()
+}
+
+/// One of those that are open twice. Ours, if it is among them: that one works.
+fn each_once(ours: &Arc<Inner>) -> Vec<(Arc<Inner>, Arc<Sight>)> {
+    let mut stores = stores();
+    let is_other = |store: &Arc<Inner>| !Arc::ptr_eq(store, ours);
+    stores.sort_by(|(one, _), (two, _)| {
+        let places = one.backend.place().cmp(two.backend.place());
+        places.then(is_other(one).cmp(&is_other(two)))
+    });
+    stores.dedup_by(|one, two| one.0.backend.place() == two.0.backend.place());
+    stores
+}
+
+/// A circle that one look showed.
+struct Suspicion {
+    links: Vec<Link>,
+    /// When that look was over.
+    since: Instant,
+}
+
+impl Suspicion {
+    fn of(views: &[Arc<View>], (place, name, owner): (&str, &Name, &Owner)) -> Option<Self> {
+        let parts: Vec<&Part> = views.iter().filter_map(|view| view.part.as_ref()).collect();
+        let links = circle(&parts, owner, place, name)?;
+        let since = views.iter().map(|view| view.ended).max()?;
+        Some(Self { links, since })
+    }
+
+    /// Whether all of it is still so, and was all the time: each wait is there, and behind each the same
+    /// hold, since a hold that was given back and taken again has another token. Then there was a moment,
+    /// between the looks, at which all of it was so at once.
+    fn is_sure(&self, views: &[Arc<View>]) -> bool {
+        let later = || views.iter().filter(|view| view.begun >= self.since);
+        let mut links = self.links.iter();
+        links.all(|link| later().any(|view| view.part.as_ref().is_some_and(|part| part.has(link))))
+    }
+
+    fn waits(self) -> Vec<Wait> {
+        let wait = |Link { owner, place, name, .. }: Link| {
+            let place = place.to_string();
+            Wait { owner, name, place }
+        };
+        self.links.into_iter().map(wait).collect()
+    }
 }
 
 /// Waits until this wait is the one of a circle that has to end. Never, where there is none. Cancel safe.
-pub(crate) async fn found(place: &str, name: &Name, owner: &Owner) -> Vec<Wait> {
-    let mut suspected: Option<Vec<Link>> = None;
+pub(crate) async fn found(store: &Arc<Inner>, name: &Name, owner: &Owner) -> Vec<Wait> {
+    let mut suspicion: Option<Suspicion> = None;
+    let mut share = Share(0);
     loop {
         sleep(PAUSE.0 + part_of(PAUSE.1)).await;
-        if !is_in_the_way(owner).await {
-            suspected = None;
+        if !is_in_the_way(owner, &mut share).await {
+            suspicion = None;
             continue;
         }
-        let seen = look().await;
-        if let Some(circle) = suspected.take_if(|circle| seen.still_has(circle)) {
-            let wait = |Link { owner, place, name, .. }: Link| {
-                let place = place.to_string();
-                Wait { owner, name, place }
-            };
-            return circle.into_iter().map(wait).collect();
-        }
-        suspected = seen.circle(owner, place, name);
+        suspicion = match look(store, name, owner, suspicion).await {
+            Ok(sure) => return sure.waits(),
+            Err(suspicion) => suspicion,
+        };
     }
+}
+
+/// Looks at all stores: `Ok` if that makes a suspicion sure; else what is suspected now. No store is waited
+/// for in vain: what the others told may be enough.
+async fn look(
+    store: &Arc<Inner>,
+    name: &Name,
+    owner: &Owner,
+    before: Option<Suspicion>,
+) -> Result<Suspicion, Option<Suspicion>> {
+    let wait = (store.backend.place(), name, owner);
+    let stores = each_once(store);
+    let looks = stores.iter().map(|(store, sight)| sight.look(&store.backend));
+    let mut looks: FuturesUnordered<_> = looks.collect();
+    let mut views = Vec::with_capacity(looks.len());
+    while let Some(view) = looks.next().await {
+        views.extend(view);
+        match &before {
+            Some(suspicion) if suspicion.is_sure(&views) => return before.ok_or(None),
+            Some(_) => {}
+            None => {
+                let suspicion = Suspicion::of(&views, wait);
+                if suspicion.is_some() {
+                    return Err(suspicion);
+                }
+            }
+        }
+    }
+    let now = Suspicion::of(&views, wait);
+    // Where a store told nothing new, what was suspected before still is.
+    let same =
+        now.as_ref().is_some_and(|now| before.as_ref().is_some_and(|old| old.links == now.links));
+    Err(if same { before } else { now })
 }
 
 /// Whether anybody waits for something that this owner holds. A store that does not say is no reason to
 /// worry.
-async fn is_in_the_way(owner: &Owner) -> bool {
+async fn is_in_the_way(owner: &Owner, share: &mut Share) -> bool {
     let stores = stores();
-    let held = stores.iter().flat_map(|store| {
-        store.held_by(owner).into_iter().map(async |name| {
-            let shown = timeout(ANSWER, store.backend.admin().show(&name)).await;
-            matches!(shown, Ok(Ok(status)) if !status.waiters.is_empty())
-        })
-    });
-    join_all(held).await.contains(&true)
-}
-
-/// All stores, as of a moment ago; by one for all. Not if that one does not go on: it may be in a runtime
-/// that nobody drives any more.
-async fn look() -> Arc<Graph> {
-    let Ok(mut last) = timeout(ANSWER + SHARED, SEEN.lock()).await else {
-        return Arc::new(ask_all().await);
-    };
-    let begun = Instant::now();
-    if let Some((at, seen)) = &*last
-        && begun.since(*at) < SHARED
-    {
-        return Arc::clone(seen);
+    let held = stores
+        .iter()
+        .flat_map(|(store, _)| store.held_by(owner).into_iter().map(move |name| (store, name)));
+    let held: Vec<_> = held.collect();
+    if share.of_all(held.len()) > QUESTIONS {
+        return !held.is_empty();
     }
-    let seen = Arc::new(ask_all().await);
-    *last = Some((begun, Arc::clone(&seen)));
-    seen
-}
-
-async fn ask_all() -> Graph {
-    let stores = stores();
-    let asked = stores.iter().map(|store| timeout(ANSWER, store.backend.admin().list()));
-    let mut graph = Graph::default();
-    for (store, told) in stores.iter().zip(join_all(asked).await) {
-        match told {
-            Ok(Ok(told)) => graph.add(store.backend.place(), told),
-            _ => tracing::debug!(place = store.backend.place(), "does not tell who waits"),
+    let asked = held.iter().map(async |(store, name)| {
+        let shown = timeout(ANSWER, store.backend.admin().show(name)).await;
+        matches!(shown, Ok(Ok(status)) if !status.waiters.is_empty())
+    });
+    let mut asked: FuturesUnordered<_> = asked.collect();
+    while let Some(somebody_waits) = asked.next().await {
+        if somebody_waits {
+            return true;
         }
     }
-    graph
+    false
+}
+
+/// The questions that one wait has at each look.
+struct Share(usize);
+
+/// Those of all waits of this process.
+static SHARES: AtomicUsize = AtomicUsize::new(0);
+
+impl Share {
+    /// Says how many it has now; how many all have.
+    fn of_all(&mut self, questions: usize) -> usize {
+        SHARES.fetch_sub(self.0, Ordering::Relaxed);
+        self.0 = questions;
+        SHARES.fetch_add(questions, Ordering::Relaxed) + questions
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        SHARES.fetch_sub(self.0, Ordering::Relaxed);
+    }
 }

@@ -305,7 +305,7 @@ impl Inner {
                     tokio::select! {
                         biased;
                         granted = granted => granted,
-                        cycle = deadlock::found(self.backend.place(), name, owner) => {
+                        cycle = deadlock::found(self, name, owner) => {
                             Err(Error::Deadlock { cycle })
                         }
                     }

@@ -17,8 +17,9 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Owner {
-    client: Arc<str>,
+    // First, because it is what tells two of them apart.
     number: u64,
+    client: Arc<str>,
 }
 
 impl Owner {

@@ -12,8 +12,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use lockkeeper::backend::{
-    Admin, Backend, Capabilities, Cell, Cells, Hold, Latches, Release, Renewal, Request, Term,
-    Write,
+    Admin, Backend, Capabilities, Cell, Cells, Eviction, Hold, Latches, Release, Renewal, Request,
+    Status, Term, Write,
 };
 use lockkeeper::clock::Instant;
 use lockkeeper::{Error, Loss, Name, Result, TokenBlock};
@@ -146,6 +146,10 @@ pub struct Faults {
     pub most_cells: AtomicUsize,
     /// After the next swap of several cells all others of several find somebody else faster.
     pub last_of_several: AtomicBool,
+    /// [`Admin::list`].
+    pub list: Fault,
+    /// [`Admin::show`].
+    pub show: Fault,
     renewed_after_release: AtomicUsize,
 }
 
@@ -198,7 +202,7 @@ impl Backend for Faulty {
     }
 
     fn admin(&self) -> &dyn Admin {
-        self.inner.admin()
+        self
     }
 
     fn latches(&self) -> Option<&dyn Latches> {
@@ -236,6 +240,21 @@ impl Cells for Faulty {
     fn may_pass(&self, error: &Error) -> bool {
         matches!(error, Error::Unavailable { backend: "faulty", .. })
             || self.inner.cells().unwrap().may_pass(error)
+    }
+}
+
+#[async_trait]
+impl Admin for Faulty {
+    async fn list(&self) -> Result<Vec<Status>> {
+        self.faults.list.run(self.inner.admin().list()).await
+    }
+
+    async fn show(&self, name: &Name) -> Result<Status> {
+        self.faults.show.run(self.inner.admin().show(name)).await
+    }
+
+    async fn evict(&self, name: &Name, reason: &str) -> Result<Eviction> {
+        self.inner.admin().evict(name, reason).await
     }
 }
 

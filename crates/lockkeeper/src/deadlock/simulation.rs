@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use super::graph::Graph;
+use super::graph::{Part, circle};
 use crate::backend::{Holding, Status};
 use crate::name::Name;
 use crate::owner::Owner;
@@ -32,6 +32,10 @@ fn owner(at: usize) -> Owner {
 
 fn name(at: usize) -> Name {
     format!("lock/{at}").parse().unwrap()
+}
+
+fn place(at: usize) -> &'static str {
+    if at % 2 == 0 { "even:" } else { "odd:" }
 }
 
 impl World {
@@ -104,8 +108,8 @@ impl World {
         }
     }
 
-    fn look(&mut self) -> Graph {
-        let mut graph = Graph::default();
+    fn look(&mut self) -> Vec<Part> {
+        let mut told = Vec::new();
         for at in 0..self.names {
             for _ in 0..self.below(24) {
                 self.step();
@@ -124,9 +128,9 @@ impl World {
                 waiters: waiters.collect(),
                 count: None,
             };
-            graph.add(if at % 2 == 0 { "even:" } else { "odd:" }, vec![status]);
+            told.push(Part::new(place(at), vec![status]));
         }
-        graph
+        told
     }
 }
 
@@ -135,15 +139,18 @@ fn told(world: &mut World) -> (usize, Vec<usize>) {
     // An owner asks only about its own wait, which it knows.
     let waits = world.waits;
     let first = world.look();
+    let first: Vec<&Part> = first.iter().collect();
     let mut suspected = Vec::new();
     for (who, wait) in waits.iter().enumerate() {
         let Some(wait) = wait else { continue };
-        let place = if wait % 2 == 0 { "even:" } else { "odd:" };
-        suspected.extend(first.circle(&owner(who), place, &name(*wait)).map(|links| (who, links)));
+        let found = circle(&first, &owner(who), place(*wait), &name(*wait));
+        suspected.extend(found.map(|links| (who, links)));
     }
     let second = world.look();
     let count = suspected.len();
-    suspected.retain(|(_, circle)| second.still_has(circle));
+    suspected.retain(|(_, circle)| {
+        circle.iter().all(|link| second.iter().any(|part| part.has(link)))
+    });
     (count, suspected.into_iter().map(|(who, _)| who).collect())
 }
 
