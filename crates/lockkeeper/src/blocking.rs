@@ -19,6 +19,8 @@ use std::time::Duration;
 
 use tokio::runtime::{Builder, Handle, Runtime};
 
+#[cfg(feature = "redis")]
+use crate::backend::redis::optimistic::{Outcome, Tx};
 use crate::error::{Error, Result};
 use crate::owner::Owner;
 
@@ -185,6 +187,26 @@ impl Locks {
     /// See [`crate::Locks::striped`].
     pub fn striped(&self, name: impl AsRef<str>, stripes: usize) -> Striped {
         self.background.of(self.value.striped(name, stripes))
+    }
+
+    /// See [`crate::Locks::optimistic`]. The body is the same as there: it has nothing to wait for but the
+    /// server. It runs on this thread.
+    ///
+    /// # Errors
+    ///
+    /// As there; [`Error::Config`] inside an async runtime.
+    #[cfg(feature = "redis")]
+    pub fn optimistic<K, T, B>(
+        &self,
+        keys: impl IntoIterator<Item = K>,
+        body: impl FnMut(Tx) -> B + Send,
+    ) -> Result<Outcome<T>>
+    where
+        K: AsRef<str>,
+        T: Send,
+        B: Future<Output = Result<T>> + Send,
+    {
+        self.background.run(self.value.optimistic(keys, body))
     }
 
     /// See [`crate::Locks::shutdown`].

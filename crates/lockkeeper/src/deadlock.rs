@@ -129,6 +129,11 @@ impl Suspicion {
         Some(Self { links, since })
     }
 
+    /// Whether this store has a part in it.
+    fn is_at(&self, place: &str) -> bool {
+        self.links.iter().any(|link| &*link.place == place)
+    }
+
     /// Whether all of it is still so, and was all the time: each wait is there, and behind each the same
     /// hold, since a hold that was given back and taken again has another token. Then there was a moment,
     /// between the looks, at which all of it was so at once.
@@ -174,7 +179,10 @@ async fn look(
 ) -> Result<Suspicion, Option<Suspicion>> {
     let wait = (store.backend.place(), name, owner);
     let stores = each_once(store);
-    let looks = stores.iter().map(|(store, sight)| sight.look(&store.backend));
+    let looks = stores.iter().map(|(store, sight)| {
+        let suspicion = before.as_ref().filter(|before| before.is_at(store.backend.place()));
+        sight.look(&store.backend, suspicion.map(|suspicion| suspicion.since))
+    });
     let mut looks: FuturesUnordered<_> = looks.collect();
     let mut views = Vec::with_capacity(looks.len());
     while let Some(view) = looks.next().await {
@@ -239,5 +247,78 @@ impl Share {
 impl Drop for Share {
     fn drop(&mut self) {
         SHARES.fetch_sub(self.0, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::memory::Memory;
+    use crate::backend::{Backend, Holding, Status};
+    use crate::token::Token;
+
+    const fn at(second: u64) -> Instant {
+        Instant::from_nanos(second * 1_000_000_000)
+    }
+
+    fn owner(number: u32) -> Owner {
+        Owner::try_from(format!("host-1-0123abcd:{number}")).unwrap()
+    }
+
+    /// One holds `a` and waits for `b`, and two the other way round, as seen then.
+    fn seen(begun: Instant, ended: Instant) -> Arc<View> {
+        let told = [("a", 1, 2), ("b", 2, 1)].map(|(name, holder, waiter)| Status {
+            name: name.parse().unwrap(),
+            kind: Some("mutex".into()),
+            holders: vec![Holding {
+                owner: owner(holder),
+                token: Token::MIN,
+                held: Duration::ZERO,
+                lease_left: None,
+            }],
+            waiters: vec![owner(waiter)],
+            count: None,
+        });
+        Arc::new(View { begun, ended, part: Some(Part::new("one:", told.into())) })
+    }
+
+    /// Else what is seen name by name in one look would be taken for sure.
+    #[test]
+    fn the_same_look_is_no_second_one() {
+        let first = seen(at(1), at(3));
+        let name = "a".parse().unwrap();
+        let suspicion = Suspicion::of(&[Arc::clone(&first)], ("one:", &name, &owner(2))).unwrap();
+        assert!(!suspicion.is_sure(&[first]));
+        assert!(!suspicion.is_sure(&[seen(at(2), at(4))]), "begun before the first was over");
+        assert!(suspicion.is_sure(&[seen(at(3), at(4))]));
+    }
+
+    #[tokio::test]
+    async fn a_look_is_for_all_but_who_has_to_be_sure() {
+        let store: Arc<dyn Backend> = Memory::private();
+        let sight = Arc::new(Sight::default());
+        let first = sight.look(&store, None).await.unwrap();
+        let shared = sight.look(&store, None).await.unwrap();
+        assert!(Arc::ptr_eq(&first, &shared));
+        let second = sight.look(&store, Some(first.ended)).await.unwrap();
+        assert!(second.begun >= first.ended);
+    }
+
+    /// Asked by one of several clients that have it open.
+    #[tokio::test]
+    async fn a_store_that_is_open_twice_is_asked_once() {
+        let store: Arc<dyn Backend> = Memory::private();
+        let place = store.place().to_owned();
+        let all = [0; 3].map(|_| crate::Locks::new(Arc::clone(&store)));
+        let is_ours = |(inner, _): &&(Arc<Inner>, Arc<Sight>)| inner.backend.place() == place;
+        let known = stores();
+        let sights: Vec<_> = known.iter().filter(is_ours).map(|(_, sight)| sight).collect();
+        assert_eq!(sights.len(), 3);
+        assert!(sights.iter().all(|sight| Arc::ptr_eq(sight, sights[0])));
+        for locks in &all {
+            let once = each_once(&locks.inner);
+            let asked: Vec<_> = once.iter().filter(is_ours).collect();
+            assert!(matches!(asked[..], [(inner, _)] if Arc::ptr_eq(inner, &locks.inner)));
+        }
     }
 }

@@ -1,8 +1,8 @@
 //! What a store told last, for all waits of this process.
 //!
-//! A list of all locks can be long. So one wait asks for everybody, and the more often the store is
-//! asked, the longer the answer counts: whatever happens, a store is busy with this process's lists for
-//! a fifth of the time at most. That it does not answer counts as an answer.
+//! A list of all locks can be long. So one wait asks for everybody, and the longer the answer took, the
+//! longer it counts: a store is busy with the lists of one process for a fifth of the time at most. Only
+//! who needs a second look to be sure gets one at once. That a store does not answer is an answer, too.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -55,13 +55,17 @@ struct State {
 }
 
 impl Sight {
-    /// What the store told a moment ago, or tells now. `None`: nobody came to ask it. Cancel safe: what was
-    /// asked is there for the others.
-    pub(super) async fn look(self: &Arc<Self>, store: &Arc<dyn Backend>) -> Option<Arc<View>> {
+    /// What the store told a moment ago, but after that, or tells now. `None`: nobody came to ask it. Cancel
+    /// safe: what was asked is there for the others.
+    pub(super) async fn look(
+        self: &Arc<Self>,
+        store: &Arc<dyn Backend>,
+        after: Option<Instant>,
+    ) -> Option<Arc<View>> {
         let until = Instant::now() + STUCK;
         loop {
             let changed = self.changed.notified();
-            if let Some(view) = self.known_or_asked(store) {
+            if let Some(view) = self.known_or_asked(store, after) {
                 return Some(view);
             }
             timeout(until.since(Instant::now()), changed).await.ok()?;
@@ -70,10 +74,16 @@ impl Sight {
 
     /// What is known; or sees to it that somebody asks. That goes on when the one who wanted to know has
     /// gone: a list that is broken off has cost as much, and told nobody anything.
-    fn known_or_asked(self: &Arc<Self>, store: &Arc<dyn Backend>) -> Option<Arc<View>> {
+    fn known_or_asked(
+        self: &Arc<Self>,
+        store: &Arc<dyn Backend>,
+        after: Option<Instant>,
+    ) -> Option<Arc<View>> {
         let mut state = self.state.lock();
         let now = Instant::now();
-        if let Some(last) = state.last.as_ref().filter(|last| last.is_good(now)) {
+        let will_do =
+            |last: &&Arc<View>| last.is_good(now) && after.is_none_or(|after| last.begun >= after);
+        if let Some(last) = state.last.as_ref().filter(will_do) {
             return Some(Arc::clone(last));
         }
         if state.looking.is_none_or(|since| now.since(since) >= STUCK) {

@@ -148,9 +148,8 @@ fn told(world: &mut World) -> (usize, Vec<usize>) {
     }
     let second = world.look();
     let count = suspected.len();
-    suspected.retain(|(_, circle)| {
-        circle.iter().all(|link| second.iter().any(|part| part.has(link)))
-    });
+    suspected
+        .retain(|(_, circle)| circle.iter().all(|link| second.iter().any(|part| part.has(link))));
     (count, suspected.into_iter().map(|(who, _)| who).collect())
 }
 

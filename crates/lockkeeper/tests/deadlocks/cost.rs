@@ -1,5 +1,6 @@
 //! What looking costs the stores, and that one that does not answer holds up nobody.
 
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 
 use lockkeeper::Locks;
@@ -16,6 +17,18 @@ fn counted() -> (Locks, Arc<Faults>) {
     (Locks::new(store), faults)
 }
 
+/// Runs a test in a process of its own, where nobody else looks. Whether this is that process.
+fn is_alone(test: &str) -> bool {
+    const ALONE: &str = "LOCKKEEPER_TEST_ALONE";
+    if std::env::var_os(ALONE).is_some() {
+        return true;
+    }
+    let mut again = Command::new(std::env::current_exe().unwrap());
+    let ended = again.args(["--exact", test]).env(ALONE, "").stdout(Stdio::null()).status();
+    assert!(ended.unwrap().success());
+    false
+}
+
 /// How many lists may have begun since then: two a second, and one at each end.
 fn lists_since(since: Instant) -> usize {
     usize::try_from(Instant::now().since(since).as_millis() / 500).unwrap() + 2
@@ -24,6 +37,9 @@ fn lists_since(since: Instant) -> usize {
 /// A thousand owners that hold something which somebody waits for, and all want the same.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_crowd_asks_no_more_than_a_few() {
+    if !is_alone("cost::a_crowd_asks_no_more_than_a_few") {
+        return;
+    }
     const CROWD: usize = 1000;
     let (locks, faults) = counted();
     let since = Instant::now();
@@ -44,7 +60,7 @@ async fn a_crowd_asks_no_more_than_a_few() {
     eventually("several looks", async || faults.list.begun() >= begun + 5).await;
     let (shown, listed) = (faults.show.begun(), faults.list.begun());
     eprintln!("{shown} questions and {listed} lists in {:?}", Instant::now().since(since));
-    assert!(shown <= 3 * 64, "{shown} questions");
+    assert!(shown <= 64, "{shown} questions");
     assert!(listed <= lists_since(since), "{listed} lists");
     wanted.release().await.unwrap();
     for one in crowd {
@@ -55,6 +71,9 @@ async fn a_crowd_asks_no_more_than_a_few() {
 /// Owners that wait and hold nothing, or nothing that anybody wants, ask for no list.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_is_in_nobodys_way_asks_for_no_list() {
+    if !is_alone("cost::who_is_in_nobodys_way_asks_for_no_list") {
+        return;
+    }
     let (locks, faults) = counted();
     let [one, two] = [locks.new_owner(), locks.new_owner()].map(|owner| locks.owned_by(&owner));
     let wanted = locks.mutex("wanted").lock().await.unwrap();
@@ -63,6 +82,7 @@ async fn who_is_in_nobodys_way_asks_for_no_list() {
         [one, two].map(|one| tokio::spawn(async move { one.mutex("wanted").lock().await }));
     eventually("several looks", async || faults.show.begun() >= 3).await;
     assert!(!ones.is_finished() && !twos.is_finished());
+    assert_eq!(faults.list.begun(), 0);
     wanted.release().await.unwrap();
     for wait in [ones, twos] {
         soon("granted", wait).await.unwrap().unwrap().release().await.unwrap();

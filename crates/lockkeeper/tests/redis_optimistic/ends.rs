@@ -89,6 +89,47 @@ async fn what_is_read_belongs_together() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_discarded_is_not_written_and_what_was_read_is_checked() {
+    let (_server, locks, raw) = start().await;
+    let (raw, runs) = (&raw, &AtomicU32::new(0));
+    let changed_its_mind = locks.optimistic(["a"], |tx| async move {
+        let a: Option<i64> = tx.read(Cmd::get("a")).await?;
+        tx.queue(Cmd::set("b", "discarded"))?;
+        if runs.fetch_add(1, Ordering::SeqCst) == 0 {
+            raw.ask("SET a 1").await;
+        }
+        tx.discard();
+        tx.queue(Cmd::set("c", "kept"))?;
+        Ok(a)
+    });
+    let outcome = changed_its_mind.await.unwrap();
+    let Outcome::Committed { value: Some(1), replies } = outcome else { panic!("{outcome:?}") };
+    assert_eq!(replies, [Value::Okay]);
+    assert!(!raw.exists("b").await);
+    assert_eq!(raw.text("GET c").await.as_deref(), Some("kept"));
+}
+
+/// Without a runtime of one's own.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn it_can_be_waited_for_without_a_runtime() {
+    let (server, _, raw) = start().await;
+    let url = format!("redis://{}", server.address());
+    let sold = tokio::task::spawn_blocking(move || {
+        // Threads for blocking work have a runtime; this one has none.
+        let counting = std::thread::spawn(move || {
+            let locks = lockkeeper::blocking::Locks::connect(&url)?;
+            locks.optimistic(["count"], |tx| async move {
+                let count: Option<i64> = tx.read(Cmd::get("count")).await?;
+                tx.queue(Cmd::set("count", count.unwrap_or(0) + 1))
+            })
+        });
+        counting.join().unwrap()
+    });
+    assert!(matches!(sold.await.unwrap(), Ok(Outcome::Committed { .. })));
+    assert_eq!(raw.text("GET count").await.as_deref(), Some("1"));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn keys_that_are_found_on_the_way_can_be_watched() {
     let (_server, locks, raw) = start().await;
     raw.ask("MSET which b b 1").await;

@@ -137,6 +137,39 @@ async fn a_body_that_swallows_a_broken_connection_runs_again() {
     assert_eq!(raw.text("GET b").await.as_deref(), Some("7"));
 }
 
+/// Nor is an error that it made of a read that failed the last word.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_body_with_an_error_of_its_own_for_a_broken_connection_runs_again() {
+    let (_server, locks, raw, proxy) = start_behind().await;
+    raw.ask("SET a 7").await;
+    let (proxy, runs) = (&proxy, &AtomicU32::new(0));
+    let renamed = locks.optimistic(["a"], |tx| async move {
+        if runs.fetch_add(1, Ordering::SeqCst) == 0 {
+            proxy.drop_connections();
+        }
+        let a = tx.read::<i64>(Cmd::get("a")).await;
+        a.map_err(|_| Error::Config("a cannot be read".into()))
+    });
+    assert!(matches!(renamed.await.unwrap(), Outcome::Committed { value: 7, .. }));
+    assert_eq!(runs.load(Ordering::SeqCst), 2);
+}
+
+/// Who may not say `EXEC` leaves nothing on a connection that is used again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_was_refused_is_not_carried_out_later() {
+    let (server, _, raw) = start().await;
+    raw.ask("ACL SETUSER some on >secret ~* &* +@all").await;
+    let url = format!("redis://some:secret@{}", server.address());
+    let locks = Locks::connect(&url).await.unwrap();
+    assert!(matches!(count_up(&locks).await.unwrap(), Outcome::Committed { .. }));
+    raw.ask("ACL SETUSER some -exec").await;
+    let error = count_up(&locks).await.unwrap_err();
+    assert!(matches!(&error, Error::Aborted { at: None, .. }), "{error:?}");
+    raw.ask("ACL SETUSER some +exec").await;
+    assert!(matches!(count_up(&locks).await.unwrap(), Outcome::Committed { .. }));
+    assert_eq!(raw.text("GET count").await.as_deref(), Some("2"));
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_that_is_gone_is_an_error_in_bounded_time() {
     let (_server, locks, _raw, proxy) = start_behind().await;

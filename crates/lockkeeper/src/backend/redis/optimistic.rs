@@ -273,7 +273,9 @@ impl Optimistic {
         let (mut own, queued, broken) = shared.end().await?;
         if broken {
             own.close_all();
-            let error = said.err().unwrap_or_else(|| lost("a read failed"));
+            // What the body made of it is not what went wrong.
+            let error = said.err().filter(|error| cause(error).is_some() || may_pass(error));
+            let error = error.unwrap_or_else(|| lost("a read failed"));
             return self.again(redis, &node, slot, error).await;
         }
         let value = match said {
@@ -301,18 +303,23 @@ impl Optimistic {
                 return Ok(Attempt::Over(Outcome::Unknown { value, source: source.into() }));
             }
         };
-        own.give_back();
         match judged {
             Verdict::Ran(mut replies) => {
+                own.give_back();
                 replies.truncate(queued.len());
                 Ok(Attempt::Over(ran(value, replies)))
             }
             Verdict::Refused(at, error) => {
+                // Not every server forgets the rest when it refuses `EXEC` itself.
+                drop(own);
                 let error = failed("a transaction", error);
                 self.refused(redis, &node, slot, error, at.zip(at.and_then(|at| queued.get(at))))
                     .await
             }
-            _ => Ok(Attempt::Conflict),
+            _ => {
+                own.give_back();
+                Ok(Attempt::Conflict)
+            }
         }
     }
 

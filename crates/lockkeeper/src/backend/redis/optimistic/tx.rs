@@ -71,7 +71,7 @@ impl Tx {
     ///
     /// What the server said, as [`Error::Unavailable`]; [`Error::Config`] for a command that belongs to
     /// the connection, and after the end of the body. When the connection fails, the body is run again
-    /// in any case, so return the error.
+    /// whatever it returns, so return the error.
     pub async fn read<T: FromRedisValue>(&self, command: Cmd) -> Result<T> {
         let command = checked(&command)?;
         self.ask(&command).await
@@ -107,6 +107,13 @@ impl Tx {
         }
         self.0.queued.lock().push(command);
         Ok(())
+    }
+
+    /// Forgets what was queued so far, as `DISCARD` does; it never left this process. What was read is
+    /// still checked in the end, and more can be queued. To end it all with nothing written and nothing
+    /// checked, return an error.
+    pub fn discard(&self) {
+        self.0.queued.lock().clear();
     }
 
     async fn ask<T: FromRedisValue>(&self, command: &Cmd) -> Result<T> {
