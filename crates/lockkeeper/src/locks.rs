@@ -236,10 +236,8 @@ impl Locks {
     }
 
     /// The same locks, and whether a wait of theirs under an [owner](Self::owned_by) looks for owners that
-    /// wait for each other in a circle, and then ends with [`Error::Deadlock`]. Default: it does. Costs
-    /// nothing for a second; from then on one question a second for each lock that the owner holds, and
-    /// where somebody waits for one of those, a look at all locks of every store that this process has
-    /// open. See [`deadlock`] for what is found and what is not.
+    /// wait for each other in a circle, and then ends with [`Error::Deadlock`]. Default: it does, from its
+    /// second second on. See [`deadlock`] for what is found, what is not, and what it costs.
     ///
     /// An owner can be one at several stores, and circles through all of them are found:
     ///

@@ -35,7 +35,7 @@ fn name(at: usize) -> Name {
 }
 
 fn place(at: usize) -> &'static str {
-    if at % 2 == 0 { "even:" } else { "odd:" }
+    if at.is_multiple_of(2) { "even:" } else { "odd:" }
 }
 
 impl World {

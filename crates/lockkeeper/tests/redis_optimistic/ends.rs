@@ -109,6 +109,31 @@ async fn what_is_discarded_is_not_written_and_what_was_read_is_checked() {
     assert_eq!(raw.text("GET c").await.as_deref(), Some("kept"));
 }
 
+/// The rights that OPERATIONS names, and nothing else.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn few_rights_are_enough_for_transactions() {
+    let (server, _, raw) = start().await;
+    raw.ask("ACL SETUSER app reset on >pw ~stock resetchannels &lockkeeper_wake:* +@connection \
+             +@scripting +@pubsub +@read +@write +time -@dangerous +info +watch +unwatch +multi +exec")
+        .await;
+    raw.ask("SET stock 7").await;
+    let url = format!("redis://app:pw@{}", server.address());
+    let locks = Locks::connect(&url).await.unwrap();
+    for fails in [true, false] {
+        let sold = locks.optimistic(["stock"], |tx| async move {
+            let stock: i64 = tx.read(Cmd::get("stock")).await?;
+            tx.queue(Cmd::decr("stock", 5))?;
+            if fails { Err(Error::Config("not today".into())) } else { Ok(stock) }
+        });
+        match sold.await {
+            Ok(Outcome::Committed { value: 7, .. }) => assert!(!fails),
+            Err(Error::Config(_)) => assert!(fails),
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!(raw.text("GET stock").await.as_deref(), Some("2"));
+}
+
 /// Without a runtime of one's own.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn it_can_be_waited_for_without_a_runtime() {
