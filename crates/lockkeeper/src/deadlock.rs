@@ -35,8 +35,8 @@
 //! Nothing for a second, and nothing for an owner that holds nothing. Then a question a second for each lock
 //! that it holds, as long as there are not more than 64 for all waits of the process. Where somebody waits
 //! for one of those, or where there would be more questions, one list of all locks from each store, by one
-//! for all waits of the process: twice a second at most, and so seldom that the store is busy with it for a
-//! fifth of the time; and once more for a suspicion, to be sure. A list takes time in proportion to the
+//! for all waits of the process: twice a second at most, and so seldom that the store is busy with it for
+//! half of the time; and once more for a suspicion, to be sure. A list takes time in proportion to the
 //! locks that there are, on Redis to the keys. A store that does not answer within two seconds is left alone
 //! for eight, and holds up nobody who is stuck at others.
 

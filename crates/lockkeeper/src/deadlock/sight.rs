@@ -1,8 +1,9 @@
 //! What a store told last, for all waits of this process.
 //!
 //! A list of all locks can be long. So one wait asks for everybody, and the longer the answer took, the
-//! longer it counts: a store is busy with the lists of one process for a fifth of the time at most. Only
-//! who needs a second look to be sure gets one at once. That a store does not answer is an answer, too.
+//! longer it counts: a store is busy with the lists of one process for half of the time at most. Only
+//! who needs a second look to be sure gets one at once. That a store does not answer is an answer, too, and
+//! counts for longer.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,8 +21,11 @@ pub(super) const ANSWER: Duration = Duration::from_secs(2);
 /// What was seen is good for everybody for so long after the question. Less than the pause of a wait, so
 /// that its next look is mostly a new one.
 const GOOD: Duration = Duration::from_millis(500);
-/// And for so many times as long as the answer took.
-const REST: u32 = 5;
+/// And for so many times as long as the answer took. Not more, or a list of a fifth of a second would make
+/// a first look one at what was there before the wait.
+const REST: u32 = 2;
+/// The same for no answer.
+const REST_OF_THE_SICK: u32 = 5;
 /// Whoever looks for so long does not go on: he may be in a runtime that nobody drives any more.
 const STUCK: Duration = Duration::from_millis(2500);
 
@@ -37,7 +41,8 @@ pub(super) struct View {
 impl View {
     fn is_good(&self, now: Instant) -> bool {
         let took = self.ended.since(self.begun);
-        now.since(self.begun) < GOOD.max(took * REST)
+        let rest = if self.part.is_some() { REST } else { REST_OF_THE_SICK };
+        now.since(self.begun) < GOOD.max(took * rest)
     }
 }
 
