@@ -140,6 +140,23 @@ impl Suspicion {
         Some(Self { links, since })
     }
 
+    /// What is suspected after a look that did not make sure. Where nothing new was told about the one
+    /// before, that is still it: the tokens will show whether it was so all the time.
+    fn next(
+        before: Option<Self>,
+        views: &[Arc<View>],
+        wait: (&str, &Name, &Owner),
+    ) -> Option<Self> {
+        let told = |place: &str| {
+            views.iter().any(|view| view.part.as_ref().is_some_and(|part| part.is_of(place)))
+        };
+        let now = Self::of(views, wait);
+        let Some(before) = before else { return now };
+        let all_told = before.links.iter().all(|link| told(&link.place));
+        let same = now.as_ref().is_some_and(|now| now.links == before.links);
+        if same || !all_told { Some(before) } else { now }
+    }
+
     /// Whether this store has a part in it.
     fn is_at(&self, place: &str) -> bool {
         self.links.iter().any(|link| &*link.place == place)
@@ -209,11 +226,7 @@ async fn look(
             }
         }
     }
-    let now = Suspicion::of(&views, wait);
-    // Where a store told nothing new, what was suspected before still is.
-    let same =
-        now.as_ref().is_some_and(|now| before.as_ref().is_some_and(|old| old.links == now.links));
-    Err(if same { before } else { now })
+    Err(Suspicion::next(before, &views, wait))
 }
 
 /// Whether anybody waits for something that this owner holds. A store that does not say is no reason to
@@ -304,15 +317,25 @@ mod tests {
         assert!(suspicion.is_sure(&[seen(at(3), at(4))]));
     }
 
-    #[tokio::test]
-    async fn a_look_is_for_all_but_who_has_to_be_sure() {
-        let store: Arc<dyn Backend> = Memory::private();
-        let sight = Arc::new(Sight::default());
-        let first = sight.look(&store, None).await.unwrap();
-        let shared = sight.look(&store, None).await.unwrap();
-        assert!(Arc::ptr_eq(&first, &shared));
-        let second = sight.look(&store, Some(first.ended)).await.unwrap();
-        assert!(second.begun >= first.ended);
+    /// A store that fails to answer once does not make us begin all over again.
+    #[test]
+    fn a_suspicion_outlives_a_store_that_says_nothing() {
+        let name = "a".parse().unwrap();
+        let (two, views) = (owner(2), [seen(at(1), at(3))]);
+        let wait = ("one:", &name, &two);
+        let suspicion = || Suspicion::of(&views, wait);
+        let silent = || Arc::new(View { begun: at(4), ended: at(5), part: None });
+        let since = |suspicion: Option<Suspicion>| suspicion.map(|suspicion| suspicion.since);
+        assert_eq!(since(Suspicion::next(suspicion(), &[silent()], wait)), Some(at(3)));
+        assert_eq!(since(Suspicion::next(suspicion(), &views, wait)), Some(at(3)));
+        let gone = View { begun: at(4), ended: at(5), part: Some(Part::new("one:", Vec::new())) };
+        assert_eq!(since(Suspicion::next(suspicion(), &[Arc::new(gone)], wait)), None);
+        let other = Suspicion { links: Vec::new(), since: at(1) };
+        assert_eq!(
+            since(Suspicion::next(Some(other), &views, wait)),
+            Some(at(3)),
+            "another circle"
+        );
     }
 
     /// Asked by one of several clients that have it open.

@@ -53,6 +53,11 @@ impl Part {
         part
     }
 
+    /// Whether this store told it.
+    pub(super) fn is_of(&self, place: &str) -> bool {
+        &*self.place == place
+    }
+
     /// What an owner waits for here.
     fn waits_of<'a>(&'a self, owner: &Owner) -> impl Iterator<Item = (&'a Self, &'a Spot)> {
         let at = self.waits.get(owner).into_iter().flatten();

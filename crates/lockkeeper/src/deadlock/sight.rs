@@ -29,6 +29,9 @@ const REST_OF_THE_SICK: u32 = 5;
 /// Whoever looks for so long does not go on: he may be in a runtime that nobody drives any more.
 const STUCK: Duration = Duration::from_millis(2500);
 
+/// So often somebody else may fail to look, or look too early.
+const TRIES: u32 = 4;
+
 /// One look at one store.
 #[derive(Debug)]
 pub(super) struct View {
@@ -68,13 +71,14 @@ impl Sight {
         after: Option<Instant>,
     ) -> Option<Arc<View>> {
         let until = Instant::now() + STUCK;
-        loop {
+        for _ in 0..TRIES {
             let changed = self.changed.notified();
             if let Some(view) = self.known_or_asked(store, after) {
                 return Some(view);
             }
             timeout(until.since(Instant::now()), changed).await.ok()?;
         }
+        None
     }
 
     /// What is known; or sees to it that somebody asks. That goes on when the one who wanted to know has
@@ -91,41 +95,79 @@ impl Sight {
         if let Some(last) = state.last.as_ref().filter(will_do) {
             return Some(Arc::clone(last));
         }
-        if state.looking.is_none_or(|since| now.since(since) >= STUCK) {
-            state.looking = Some(now);
-            let looking = Looking { sight: Arc::clone(self), begun: now, part: None };
-            tokio::spawn(looking.ask(Arc::clone(store)));
+        if state.looking.is_some_and(|since| now.since(since) < STUCK) {
+            return None;
         }
+        state.looking = Some(now);
+        // In a runtime that has ended, what is spawned is dropped here and now.
+        drop(state);
+        let looking = Looking { sight: Arc::clone(self), begun: now, view: None };
+        tokio::spawn(looking.ask(Arc::clone(store)));
         None
     }
 }
 
-/// That somebody looks, and what he has seen. What there is when this goes is what everybody gets, also
-/// when it goes with its runtime.
+/// That somebody looks, and what he has seen. Without that, because his runtime has ended, somebody else
+/// has to look.
 struct Looking {
     sight: Arc<Sight>,
     begun: Instant,
-    part: Option<Part>,
+    view: Option<Arc<View>>,
 }
 
 impl Looking {
     async fn ask(mut self, store: Arc<dyn Backend>) {
-        match timeout(ANSWER, store.admin().list()).await {
-            Ok(Ok(told)) => self.part = Some(Part::new(store.place(), told)),
-            _ => tracing::debug!(place = store.place(), "does not tell who waits"),
-        }
+        let part = match timeout(ANSWER, store.admin().list()).await {
+            Ok(Ok(told)) => Some(Part::new(store.place(), told)),
+            _ => {
+                tracing::debug!(place = store.place(), "does not tell who waits");
+                None
+            }
+        };
+        self.view = Some(Arc::new(View { begun: self.begun, ended: Instant::now(), part }));
     }
 }
 
 impl Drop for Looking {
     fn drop(&mut self) {
-        let (begun, ended, part) = (self.begun, Instant::now(), self.part.take());
         let mut state = self.sight.state.lock();
-        if state.looking == Some(begun) {
+        if state.looking == Some(self.begun) {
             state.looking = None;
-            state.last = Some(Arc::new(View { begun, ended, part }));
+            state.last = self.view.take().or(state.last.take());
         }
         drop(state);
         self.sight.changed.notify_waiters();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::memory::Memory;
+
+    /// Nor does it hang there.
+    #[test]
+    fn a_runtime_that_has_ended_does_not_answer_for_the_store() {
+        let runtime =
+            tokio::runtime::Builder::new_multi_thread().worker_threads(1).build().unwrap();
+        let inside = runtime.handle().clone();
+        drop(runtime);
+        let _inside = inside.enter();
+        let store: Arc<dyn Backend> = Memory::private();
+        let sight = Arc::new(Sight::default());
+        assert!(sight.known_or_asked(&store, None).is_none());
+        let state = sight.state.lock();
+        assert!(state.last.is_none() && state.looking.is_none(), "{state:?}");
+    }
+
+    #[tokio::test]
+    async fn a_look_is_for_all_but_who_has_to_be_sure() {
+        let store: Arc<dyn Backend> = Memory::private();
+        let sight = Arc::new(Sight::default());
+        let first = sight.look(&store, None).await.unwrap();
+        let shared = sight.look(&store, None).await.unwrap();
+        assert!(Arc::ptr_eq(&first, &shared));
+        let second = sight.look(&store, Some(first.ended)).await.unwrap();
+        assert!(second.begun >= first.ended);
     }
 }
