@@ -93,6 +93,9 @@ async fn who_is_in_nobodys_way_asks_for_no_list() {
 /// A store that hangs is asked by one for all, and not at once again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_store_that_does_not_answer_holds_up_nobody_and_is_spared() {
+    if !is_alone("cost::a_store_that_does_not_answer_holds_up_nobody_and_is_spared") {
+        return;
+    }
     let (sick, faults) = counted();
     faults.list.set(Mode::Hang);
     let stores = [Locks::memory(), Locks::memory()];
