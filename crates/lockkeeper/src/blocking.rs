@@ -19,8 +19,6 @@ use std::time::Duration;
 
 use tokio::runtime::{Builder, Handle, Runtime};
 
-#[cfg(feature = "redis")]
-use crate::backend::redis::optimistic::{Outcome, Tx};
 use crate::error::{Error, Result};
 use crate::owner::Owner;
 
@@ -189,24 +187,13 @@ impl Locks {
         self.background.of(self.value.striped(name, stripes))
     }
 
-    /// See [`crate::Locks::optimistic`]. The body is the same as there: it has nothing to wait for but the
-    /// server. It runs on this thread.
-    ///
-    /// # Errors
-    ///
-    /// As there; [`Error::Config`] inside an async runtime.
+    /// Waits for something that a store has besides.
     #[cfg(feature = "redis")]
-    pub fn optimistic<K, T, B>(
-        &self,
-        keys: impl IntoIterator<Item = K>,
-        body: impl FnMut(Tx) -> B + Send,
-    ) -> Result<Outcome<T>>
-    where
-        K: AsRef<str>,
-        T: Send,
-        B: Future<Output = Result<T>> + Send,
-    {
-        self.background.run(self.value.optimistic(keys, body))
+    pub(crate) fn wait_for<'a, T, F: Future<Output = Result<T>>>(
+        &'a self,
+        begin: impl FnOnce(&'a crate::Locks) -> F,
+    ) -> Result<T> {
+        self.background.run(begin(&self.value))
     }
 
     /// See [`crate::Locks::shutdown`].

@@ -277,8 +277,7 @@ impl Drop for Share {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backend::memory::Memory;
-    use crate::backend::{Backend, Holding, Status};
+    use crate::backend::{Holding, Status};
     use crate::token::Token;
 
     const fn at(second: u64) -> Instant {
@@ -341,7 +340,7 @@ mod tests {
     /// Asked by one of several clients that have it open.
     #[tokio::test]
     async fn a_store_that_is_open_twice_is_asked_once() {
-        let store: Arc<dyn Backend> = Memory::private();
+        let store = Arc::clone(crate::Locks::memory().backend());
         let place = store.place().to_owned();
         let all = [0; 3].map(|_| crate::Locks::new(Arc::clone(&store)));
         let is_ours = |(inner, _): &&(Arc<Inner>, Arc<Sight>)| inner.backend.place() == place;

@@ -143,7 +143,7 @@ impl Drop for Looking {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backend::memory::Memory;
+    use crate::Locks;
 
     /// Nor does it hang there.
     #[test]
@@ -151,9 +151,9 @@ mod tests {
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(1).build().unwrap();
         let inside = runtime.handle().clone();
+        let store = runtime.block_on(async { Arc::clone(Locks::memory().backend()) });
         drop(runtime);
         let _inside = inside.enter();
-        let store: Arc<dyn Backend> = Memory::private();
         let sight = Arc::new(Sight::default());
         assert!(sight.known_or_asked(&store, None).is_none());
         let state = sight.state.lock();
@@ -162,7 +162,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_look_is_for_all_but_who_has_to_be_sure() {
-        let store: Arc<dyn Backend> = Memory::private();
+        let store = Arc::clone(Locks::memory().backend());
         let sight = Arc::new(Sight::default());
         let first = sight.look(&store, None).await.unwrap();
         let shared = sight.look(&store, None).await.unwrap();

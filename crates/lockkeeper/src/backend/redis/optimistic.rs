@@ -152,6 +152,27 @@ impl Locks {
     }
 }
 
+impl crate::blocking::Locks {
+    /// See [`crate::Locks::optimistic`]. The body is the same as there: it has nothing to wait for but the
+    /// server. It runs on this thread.
+    ///
+    /// # Errors
+    ///
+    /// As there; [`Error::Config`] inside an async runtime.
+    pub fn optimistic<K, T, B>(
+        &self,
+        keys: impl IntoIterator<Item = K>,
+        body: impl FnMut(Tx) -> B + Send,
+    ) -> Result<Outcome<T>>
+    where
+        K: AsRef<str>,
+        T: Send,
+        B: Future<Output = Result<T>> + Send,
+    {
+        self.wait_for(|locks| locks.optimistic(keys, body))
+    }
+}
+
 /// A transaction with another number of attempts than [`Locks::optimistic`] has.
 #[derive(Clone, Debug)]
 pub struct Optimistic {
