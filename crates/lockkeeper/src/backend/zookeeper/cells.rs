@@ -22,28 +22,17 @@ const LAST_VERSION: u64 = i32::MAX as u64;
 #[async_trait]
 impl Cells for ZooKeeper {
     async fn read(&self, name: &Name, count: usize) -> Result<Vec<Cell>> {
-        let wrong = |error| failed("reading a stock", error);
         let session = self.ensemble.session().await?;
-        let dir = self.cells_dir(name);
-        loop {
-            match read(&session, &dir, count).await {
-                // Made empty by whoever comes first, so that from now on each has a version.
-                Err(ZkError::NoNode) => {
-                    self.make_cells(&session, &dir, count).await.map_err(wrong)?
-                }
-                read => {
-                    let cell = |(version, value)| match u64::try_from(version) {
-                        Ok(version) => Ok(Cell { version, value }),
-                        Err(_) => Err(exhausted(name)),
-                    };
-                    return read.map_err(wrong)?.into_iter().map(cell).collect();
-                }
-            }
-        }
+        let read = read(&session, &self.cells_dir(name), count).await;
+        let cell = |(version, value)| match u64::try_from(version) {
+            Ok(version) => Ok(Cell { version, value }),
+            Err(_) => Err(exhausted(name)),
+        };
+        read.map_err(|error| failed("reading cells", error))?.into_iter().map(cell).collect()
     }
 
     async fn read_at_once(&self, name: &Name, count: usize) -> Result<Vec<Cell>> {
-        let wrong = |error| failed("reading a stock", error);
+        let wrong = |error| failed("reading cells", error);
         let session = self.ensemble.session().await?;
         for _ in 0..TRIES {
             let read = self.read(name, count).await?;
@@ -56,6 +45,10 @@ impl Cells for ZooKeeper {
             match answered(async { Ok(writer.commit().await) }).await.map_err(wrong)? {
                 Ok(_) => return Ok(read),
                 Err(MultiWriteError::OperationFailed { source: ZkError::BadVersion, .. }) => {}
+                // Made empty by whoever comes first, so that from now on each has a version.
+                Err(MultiWriteError::OperationFailed { source: ZkError::NoNode, .. }) => {
+                    self.make_cells(&session, name, 0..count).await.map_err(wrong)?;
+                }
                 Err(error) => return Err(wrong(error.into())),
             }
         }
@@ -64,23 +57,35 @@ impl Cells for ZooKeeper {
     }
 
     async fn swap(&self, name: &Name, writes: &[Write]) -> Result<bool> {
-        let wrong = |error| failed("changing a stock", error);
+        let wrong = |error| failed("changing cells", error);
         let session = self.ensemble.session().await?;
-        let mut writer = session.client.new_multi_writer();
-        for Write { cell, version, value } in writes {
-            if *version >= LAST_VERSION {
-                return Err(exhausted(name));
+        let mut made = false;
+        loop {
+            let mut writer = session.client.new_multi_writer();
+            for Write { cell, version, value } in writes {
+                if *version >= LAST_VERSION {
+                    return Err(exhausted(name));
+                }
+                let path = format!("{}/{cell}", self.cells_dir(name));
+                writer.add_set_data(&path, value, Some(stored(*version))).map_err(wrong)?;
             }
-            let path = format!("{}/{cell}", self.cells_dir(name));
-            writer.add_set_data(&path, value, Some(stored(*version))).map_err(wrong)?;
-        }
-        match answered(async { Ok(writer.commit().await) }).await.map_err(wrong)? {
-            Ok(_) => Ok(true),
-            Err(MultiWriteError::OperationFailed {
-                source: ZkError::BadVersion | ZkError::NoNode,
-                ..
-            }) => Ok(false),
-            Err(error) => Err(wrong(error.into())),
+            match answered(async { Ok(writer.commit().await) }).await.map_err(wrong)? {
+                Ok(_) => return Ok(true),
+                Err(MultiWriteError::OperationFailed { source: ZkError::BadVersion, .. }) => {
+                    return Ok(false);
+                }
+                // Those that were never written may have to be made first.
+                Err(MultiWriteError::OperationFailed { source: ZkError::NoNode, .. }) if !made => {
+                    let new = writes.iter().filter(|write| write.version == 0);
+                    let new = new.map(|write| write.cell);
+                    self.make_cells(&session, name, new).await.map_err(wrong)?;
+                    made = true;
+                }
+                Err(MultiWriteError::OperationFailed { source: ZkError::NoNode, .. }) => {
+                    return Ok(false);
+                }
+                Err(error) => return Err(wrong(error.into())),
+            }
         }
     }
 
@@ -95,10 +100,15 @@ impl ZooKeeper {
         format!("{}/{CELLS}/{}", self.ensemble.address.base, element(name))
     }
 
-    async fn make_cells(&self, session: &Session, dir: &str, count: usize) -> Result<(), ZkError> {
-        let options = self.ensemble.options(CreateMode::Persistent);
-        answered(session.client.mkdir(dir, &options)).await?;
-        for cell in 0..count {
+    async fn make_cells(
+        &self,
+        session: &Session,
+        name: &Name,
+        cells: impl IntoIterator<Item = usize> + Send,
+    ) -> Result<(), ZkError> {
+        let (dir, options) = (self.cells_dir(name), self.ensemble.options(CreateMode::Persistent));
+        answered(session.client.mkdir(&dir, &options)).await?;
+        for cell in cells.into_iter().collect::<Vec<_>>() {
             let path = format!("{dir}/{cell}");
             match answered(session.client.create(&path, &[], &options)).await {
                 Ok(_) | Err(ZkError::NodeExists) => {}
@@ -111,19 +121,22 @@ impl ZooKeeper {
 
 async fn read(session: &Session, dir: &str, count: usize) -> Result<Vec<(i32, Vec<u8>)>, ZkError> {
     let paths: Vec<_> = (0..count).map(|cell| format!("{dir}/{cell}")).collect();
-    let reading = async {
+    let get = async |path: &String| match session.client.get_data(path).await {
+        // Looking makes nothing. One that was made and never written is of version zero there, too.
+        Err(ZkError::NoNode) => Ok((0, Vec::new())),
+        found => found.map(|(value, stat)| (stat.version, value)),
+    };
+    answered(async {
         // Sent together, in this order: what is read is not older than now.
-        let (syncing, reading) = (
+        let (synced, read) = futures_util::future::join(
             session.client.sync(dir),
-            try_join_all(paths.iter().map(|path| session.client.get_data(path))),
-        );
-        let (synced, read) = futures_util::future::join(syncing, reading).await;
+            try_join_all(paths.iter().map(get)),
+        )
+        .await;
         synced?;
         read
-    };
-    let read = answered(reading).await?;
-    // One that was made and never written is of version zero there, too.
-    Ok(read.into_iter().map(|(value, stat)| (stat.version, value)).collect())
+    })
+    .await
 }
 
 /// The version as ZooKeeper counts it.
