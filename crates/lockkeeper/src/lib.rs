@@ -38,7 +38,8 @@ pub use loss::{Cause, Loss};
 pub use name::Name;
 pub use owner::{Owner, RequestId};
 pub use primitive::{
-    Latch, Multi, MultiGuard, Mutex, RwLock, Semaphore, Striped, StripedStock, WriteGuard,
+    Job, LastRun, Latch, Multi, MultiGuard, Mutex, Overlap, Rerun, Run, RwLock, Schedule,
+    Semaphore, Striped, StripedStock, WriteGuard,
 };
 pub use shutdown::Shutdown;
 pub use token::{Token, TokenBlock};

@@ -20,7 +20,9 @@ use crate::keeper::Keeper;
 use crate::lease::{Limits, Terms};
 use crate::name::Name;
 use crate::owner::{Identity, Owner};
-use crate::primitive::{Latch, Multi, Mutex, RwLock, Semaphore, Striped, StripedStock};
+use crate::primitive::{
+    Job, LastRun, Latch, Multi, Mutex, RwLock, Schedule, Semaphore, Striped, StripedStock,
+};
 use crate::url::Url;
 use crate::wait::until;
 
@@ -158,6 +160,20 @@ impl Locks {
     /// So many mutexes, 1 to 1024, for any number of keys.
     pub fn striped(&self, name: impl AsRef<str>, stripes: usize) -> Striped {
         Striped::new(self, name.as_ref(), stripes)
+    }
+
+    /// A job that runs once per tick on one of all nodes that ask for it.
+    pub fn job(&self, name: impl AsRef<str>, schedule: Schedule) -> Job {
+        Job::new(self, name.as_ref(), schedule)
+    }
+
+    /// The last run of the job of this name. `None`: there was none.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidName`], and when the store cannot be used.
+    pub async fn last_run(&self, name: impl AsRef<str> + Send) -> Result<Option<LastRun>> {
+        Job::last_of(&self.inner, &name.as_ref().parse()?).await
     }
 
     /// Several mutexes of this store as one. For members at several stores see [`Multi::new`].

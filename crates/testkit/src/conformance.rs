@@ -14,6 +14,7 @@
 pub mod cancel;
 pub mod cohort;
 pub mod fair;
+pub mod job;
 pub mod judge;
 pub mod latch;
 pub mod loss;
@@ -194,6 +195,13 @@ macro_rules! conformance {
                 a_wait_is_woken
                 a_cancelled_wait_leaves_nothing
                 a_latch_is_no_lock;
+            job:
+                each_tick_is_run_once
+                a_run_that_died_is_run_again_once
+                a_claim_whose_answer_was_lost_is_ours
+                a_claim_that_did_not_arrive_is_sent_again
+                a_claim_that_was_too_late_is_not_run
+                a_stock_of_the_same_name_is_left_alone;
             multi:
                 opposite_orders_do_not_deadlock
                 one_deadline_and_all_or_nothing
