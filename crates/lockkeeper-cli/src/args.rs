@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use clap::{Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
-use lockkeeper::{Name, Url};
+use lockkeeper::{Name, Overlap, Rerun, Schedule, Url};
 
 use crate::duration;
 use crate::exit::Failure;
@@ -20,6 +20,8 @@ Exit codes of run:
   126  the command cannot be executed
   127  the command was not found";
 
+const SCHEDULE: &str = "On a schedule";
+
 const RUN: &str = "\
 The command runs as it is, without a shell, in a process group of its own. It sees LOCKKEEPER_NAME, \
 LOCKKEEPER_TOKEN, LOCKKEEPER_OWNER and LOCKKEEPER_URL (without a password). INT, TERM, HUP, QUIT, \
@@ -32,7 +34,14 @@ followed.
 When the lease is about to end, the group gets TERM so early that --grace is over before the lease \
 is, and KILL before it ends. --grace counts up to a third of the time to live. A command that is \
 stopped with ctrl-Z stops the renewal as well: it is killed before the lease ends, so continue it \
-before. When this process is killed, the whole group is killed.";
+before. When this process is killed, the whole group is killed.
+
+With --once-per or --every the command is run again and again, each tick on one of all nodes that run \
+the same NAME: at the store is written through which tick it has come, so a node that is late, or \
+whose clock is wrong, repeats nothing. Of ticks that nobody was there for, the latest is run; a NAME \
+that never ran begins with its next tick. The command also sees LOCKKEEPER_TICK and \
+LOCKKEEPER_ATTEMPT. What it exits with is written down for `show`; INT, TERM, HUP or QUIT end this \
+process when the command has ended.";
 
 /// Runs commands under locks that stop the work when they are lost.
 #[derive(Debug, Parser)]
@@ -74,11 +83,12 @@ pub(crate) enum Command {
 #[derive(Debug, Parser)]
 pub(crate) struct Run {
     /// Wait for at most this long, such as 1.5s or 2m; 0: do not wait. Default: for ever
-    #[arg(long, value_name = "DUR", value_parser = duration::parse, conflicts_with = "no_wait")]
+    #[arg(long, value_name = "DUR", value_parser = duration::parse)]
+    #[arg(conflicts_with_all = ["no_wait", "schedule"])]
     wait: Option<Duration>,
 
     /// Do not wait
-    #[arg(long, short = 'n')]
+    #[arg(long, short = 'n', conflicts_with = "schedule")]
     no_wait: bool,
 
     /// Time to live at the store, renewed every third of it while the command runs
@@ -86,19 +96,20 @@ pub(crate) struct Run {
     pub(crate) ttl: Option<Duration>,
 
     /// Hold for this long and never renew; the command is ended before it is over
-    #[arg(long, value_name = "DUR", value_parser = duration::parse)]
+    #[arg(long, value_name = "DUR", value_parser = duration::parse, conflicts_with = "schedule")]
     pub(crate) lease: Option<Duration>,
 
     /// Share the lock with others that use --shared
-    #[arg(long, short = 's', conflicts_with = "slots")]
+    #[arg(long, short = 's', conflicts_with_all = ["slots", "schedule"])]
     pub(crate) shared: bool,
 
     /// Let up to N run at a time
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(conflicts_with = "schedule")]
     pub(crate) slots: Option<u32>,
 
     /// Strictly in the order of arrival
-    #[arg(long)]
+    #[arg(long, conflicts_with = "schedule")]
     pub(crate) fair: bool,
 
     /// Exit with this code instead of 75 when the lock is busy
@@ -117,6 +128,38 @@ pub(crate) struct Run {
     /// The time between TERM and KILL
     #[arg(long, value_name = "DUR", value_parser = duration::parse, default_value = "5s")]
     pub(crate) grace: Duration,
+
+    /// Stay, and run the command at every tick of this schedule in UTC, each on one of all nodes that do
+    /// the same: minute, hour, day, month, day of the week, with six fields the second first
+    #[arg(long, value_name = "CRON", group = "schedule", help_heading = SCHEDULE)]
+    once_per: Option<OsString>,
+
+    /// The same, every so often, counted from the start of 1970
+    #[arg(long, value_name = "DUR", value_parser = duration::parse)]
+    #[arg(group = "schedule", help_heading = SCHEDULE)]
+    every: Option<Duration>,
+
+    /// Do not stay: run the command for the latest tick if nobody has it, else exit with 75 (see -E);
+    /// for a crontab on every node
+    #[arg(long, requires = "schedule", help_heading = SCHEDULE)]
+    pub(crate) now: bool,
+
+    /// Keep the lock for at least this long from the start of a run, so that no node begins another,
+    /// whatever its clock says
+    #[arg(long, value_name = "DUR", value_parser = duration::parse, default_value = "0s")]
+    #[arg(requires = "schedule", hide_default_value = true, help_heading = SCHEDULE)]
+    pub(crate) at_least: Duration,
+
+    /// What becomes of a tick while the command still runs for one before: it is left out, or run when
+    /// that has ended
+    #[arg(long, value_enum, default_value = "skip", value_name = "HOW")]
+    #[arg(requires = "schedule", help_heading = SCHEDULE)]
+    overlap: OnOverlap,
+
+    /// Whether a tick whose node died, or lost the lock, is run once more
+    #[arg(long, value_enum, default_value = "never", value_name = "WHEN")]
+    #[arg(requires = "schedule", help_heading = SCHEDULE)]
+    rerun: OnDeath,
 
     /// Say how long it waited, who held the lock, and under which token it runs
     #[arg(long, short = 'v')]
@@ -140,6 +183,47 @@ impl Run {
     pub(crate) fn patience(&self) -> Option<Duration> {
         if self.no_wait { Some(Duration::ZERO) } else { self.wait }
     }
+
+    /// When to run it again and again. Checked here and not by the parser, which would print a hostile
+    /// pattern as it is.
+    pub(crate) fn schedule(&self) -> Result<Option<Schedule>, Failure> {
+        match (&self.once_per, self.every) {
+            (Some(pattern), _) => {
+                let wrong = || Failure::usage("the schedule is not UTF-8");
+                Ok(Some(Schedule::cron(pattern.to_str().ok_or_else(wrong)?)?))
+            }
+            (None, Some(period)) => Ok(Some(Schedule::every(period)?)),
+            (None, None) => Ok(None),
+        }
+    }
+
+    pub(crate) fn overlap(&self) -> Overlap {
+        match self.overlap {
+            OnOverlap::Skip => Overlap::Skip,
+            OnOverlap::Wait => Overlap::Wait,
+        }
+    }
+
+    pub(crate) fn rerun(&self) -> Rerun {
+        match self.rerun {
+            OnDeath::Never => Rerun::Never,
+            OnDeath::Once => Rerun::Once,
+        }
+    }
+}
+
+/// What becomes of a tick while the command still runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum OnOverlap {
+    Skip,
+    Wait,
+}
+
+/// What becomes of a tick whose node died.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum OnDeath {
+    Never,
+    Once,
 }
 
 /// What to do with the command when the lock is lost.

@@ -50,19 +50,25 @@ impl Failure {
     }
 }
 
-impl From<Error> for Failure {
-    fn from(error: Error) -> Self {
-        let code = match &error {
-            Error::Timeout { .. } => Code::BUSY,
-            Error::Lost { .. } => Code::LOST,
+impl Code {
+    /// What an error is reported with.
+    pub(crate) fn of(error: &Error) -> Self {
+        match error {
+            Error::Timeout { .. } => Self::BUSY,
+            Error::Lost { .. } => Self::LOST,
             Error::InvalidName { .. }
             | Error::Config(_)
             | Error::Upgrade { .. }
             | Error::WrongKind { .. }
-            | Error::Unsupported { .. } => Code::USAGE,
-            _ => Code::UNAVAILABLE,
-        };
-        Self { code, message: chain(&error) }
+            | Error::Unsupported { .. } => Self::USAGE,
+            _ => Self::UNAVAILABLE,
+        }
+    }
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        Self { code: Code::of(&error), message: chain(&error) }
     }
 }
 

@@ -20,6 +20,7 @@ mod manual;
 mod output;
 mod report;
 mod run;
+mod scheduled;
 mod show;
 mod signals;
 mod supervisor;
@@ -75,7 +76,7 @@ async fn dispatch(args: Args, report: &Report) -> Result<Code, Failure> {
     match args.command {
         Command::Run(run) => run::run(&url, &run, report).await,
         Command::Ls(ls) => show::ls(&url, &ls).await,
-        Command::Show(one) => show::show(&url, &one).await,
+        Command::Show(one) => show::show(&url, &one, report).await,
         Command::Unlock(unlock) => show::unlock(&url, &unlock).await,
         Command::Init(init) => show::init(&url, &init).await,
         Command::Completions { shell } => {

@@ -19,6 +19,8 @@ pub(crate) enum Event<'a> {
     Waiting { name: &'a Name, waited_ms: u64, holders: Vec<Seen> },
     Busy { name: &'a Name, waited_ms: u64, holders: Vec<Seen> },
     Acquired { name: &'a Name, token: Token, owner: &'a Owner, waited_ms: u64, holders: Vec<Seen> },
+    Tick { name: &'a Name, tick: String, attempt: u32 },
+    Taken { name: &'a Name },
     Started { pid: i32 },
     Stopped { lease_left_ms: Option<u64> },
     Continued,
@@ -55,6 +57,8 @@ impl Event<'_> {
         !matches!(
             self,
             Self::Acquired { .. }
+                | Self::Tick { .. }
+                | Self::Taken { .. }
                 | Self::Started { .. }
                 | Self::Continued
                 | Self::Leftovers { .. }
@@ -80,6 +84,13 @@ impl fmt::Display for Event<'_> {
                 let waited = time(*waited_ms);
                 write!(f, "{name} acquired after {waited}, token {token}, as {owner}")?;
                 if holders.is_empty() { Ok(()) } else { write!(f, "; was{}", held_by(holders)) }
+            }
+            Self::Tick { name, tick, attempt: 1 } => write!(f, "{name} is ours for {tick}"),
+            Self::Tick { name, tick, .. } => {
+                write!(f, "{name} is ours for {tick}, once more: who had it died")
+            }
+            Self::Taken { name } => {
+                write!(f, "{name} has run for this time, or runs now, or was left out")
             }
             Self::Started { pid } => write!(f, "started, process group {pid}"),
             Self::Stopped { lease_left_ms: None } => {

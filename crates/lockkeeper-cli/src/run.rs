@@ -13,17 +13,19 @@ use crate::deadline::Policy;
 use crate::exit::{Code, Failure, chain};
 use crate::guardian::Guardian;
 use crate::report::{Event, Report};
+use crate::scheduled::Scheduled;
 use crate::signals::Signals;
 use crate::supervisor::{Ended, Supervisor};
 use crate::terminal::Terminal;
 use crate::wait::{Waited, wait};
 
 /// How long to wait for the store to confirm a release; it goes on by itself after that.
-const RELEASE: Duration = Duration::from_secs(10);
+pub(crate) const RELEASE: Duration = Duration::from_secs(10);
 
 pub(crate) async fn run(url: &OsString, run: &Run, report: &Report) -> Result<Code, Failure> {
     let name = args::name(&run.name)?;
     let (text, url) = args::url(url)?;
+    let schedule = run.schedule()?;
     report.trace();
     let system = |error| Failure::system("cannot listen to signals", &error);
     let mut signals = Signals::while_waiting().map_err(system)?;
@@ -34,6 +36,10 @@ pub(crate) async fn run(url: &OsString, run: &Run, report: &Report) -> Result<Co
     };
     outlives_us(&connected)?;
     let locks = options(connected, run);
+    if let Some(schedule) = schedule {
+        let job = locks.job(&name, schedule);
+        return Scheduled::new(&locks, run, &url, report, signals).run(job).await;
+    }
     let guard = match wait(&locks, run, &name, &mut signals, report).await? {
         Waited::Granted(guard) => guard,
         Waited::Busy => return Ok(Code(run.conflict_exit_code)),
@@ -41,14 +47,17 @@ pub(crate) async fn run(url: &OsString, run: &Run, report: &Report) -> Result<Co
     };
     signals.while_running().map_err(system)?;
     make_whole(&guard).await?;
-    let ended = match start(&locks, run, &guard, &url, report) {
+    let ended = match start(&locks, run, &guard, &url, &[], report) {
         Ok(supervisor) => supervisor.supervise(&mut signals).await,
-        Err(failure) => {
-            report.failure(&failure);
-            Ended { code: failure.code, lost: false }
-        }
+        Err(failure) => failed(&failure, report),
     };
     Ok(finish(guard, ended, &name, run.on_lost, report).await)
+}
+
+/// A command that could not be started.
+pub(crate) fn failed(failure: &Failure, report: &Report) -> Ended {
+    report.failure(failure);
+    Ended { code: failure.code, lost: false, told: false }
 }
 
 /// Refuses a store that frees our lock the moment we die and lets nobody keep it until the command is dead.
@@ -72,7 +81,7 @@ fn options(locks: Locks, run: &Run) -> Locks {
 
 /// A lock may begin with a lease shorter than its time to live, on which the deadlines of the command
 /// count: then it is renewed before the command starts.
-async fn make_whole(guard: &Guard) -> Result<(), Failure> {
+pub(crate) async fn make_whole(guard: &Guard) -> Result<(), Failure> {
     let ttl = guard.term().ttl();
     let left = guard.expires_at().map(|at| at.since(Instant::now()));
     if matches!(guard.term(), Term::Hosted(_)) && left.is_some_and(|left| left < ttl / 3 * 2) {
@@ -82,11 +91,12 @@ async fn make_whole(guard: &Guard) -> Result<(), Failure> {
 }
 
 /// Starts the guardian, then the command.
-fn start<'a>(
+pub(crate) fn start<'a>(
     locks: &Locks,
     run: &Run,
     guard: &'a Guard,
     url: &Url,
+    more: &[(&'static str, String)],
     report: &'a Report,
 ) -> Result<Supervisor<'a>, Failure> {
     let guardian = locks
@@ -94,12 +104,13 @@ fn start<'a>(
         .lifeline()
         .and_then(Guardian::start)
         .map_err(|error| Failure::system("cannot start the guardian", &error))?;
-    let variables = [
+    let mut variables = vec![
         ("LOCKKEEPER_NAME", guard.name().to_string()),
         ("LOCKKEEPER_TOKEN", guard.token().to_string()),
         ("LOCKKEEPER_OWNER", guard.owner().to_string()),
         ("LOCKKEEPER_URL", url.to_string()),
     ];
+    variables.extend_from_slice(more);
     let child = Child::prepare(&run.command, variables)
         .map_err(|error| Failure::system("cannot start the command", &error))?;
     let policy = Policy { on_lost: run.on_lost, grace: run.grace, ttl: guard.term().ttl() };
@@ -122,9 +133,14 @@ async fn finish(guard: Guard, ended: Ended, name: &Name, on_lost: OnLost, report
             "the store did not confirm the release of {name}; it is over when the lease ends"
         )),
     }
+    verdict(ended.code, lost, on_lost)
+}
+
+/// What to exit with.
+pub(crate) fn verdict(code: Code, lost: bool, on_lost: OnLost) -> Code {
     match on_lost {
-        _ if !lost => ended.code,
-        OnLost::Ignore if ended.code != Code::SUCCESS => ended.code,
+        _ if !lost => code,
+        OnLost::Ignore if code != Code::SUCCESS => code,
         _ => Code::LOST,
     }
 }

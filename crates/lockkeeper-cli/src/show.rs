@@ -3,14 +3,16 @@
 use std::ffi::OsString;
 use std::fmt::Write as _;
 
+use humantime::format_rfc3339_millis;
 use lockkeeper::backend::Status;
-use lockkeeper::{Locks, Name, Owner, Token};
+use lockkeeper::{LastRun, Locks, Name, Owner, Token};
 use serde::Serialize;
 
 use crate::args::{self, Init, Ls, Show, Unlock};
 use crate::duration::{millis, show as time};
-use crate::exit::{Code, Failure};
+use crate::exit::{Code, Failure, chain};
 use crate::output::{print, printable};
+use crate::report::Report;
 
 /// One name, as scripts read it.
 #[derive(Serialize)]
@@ -21,6 +23,22 @@ struct StatusJson<'a> {
     waiters: Vec<WaiterJson<'a>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     count: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    last_run: Option<LastRunJson<'a>>,
+}
+
+/// The last run of a job. No exit code: it runs, or it died.
+#[derive(Serialize)]
+struct LastRunJson<'a> {
+    tick: String,
+    attempt: u32,
+    owner: &'a Owner,
+    token: Token,
+    started: String,
+    schedule: &'a str,
+    state: &'static str,
+    exit_code: Option<i32>,
+    duration_ms: Option<u64>,
 }
 
 #[derive(Serialize)]
@@ -60,7 +78,33 @@ impl<'a> From<&'a Status> for StatusJson<'a> {
             holders: holders.collect(),
             waiters: waiters.map(|(owner, position)| WaiterJson { owner, position }).collect(),
             count: status.count,
+            last_run: None,
         }
+    }
+}
+
+impl<'a> LastRunJson<'a> {
+    fn new(last: &'a LastRun, status: &Status) -> Self {
+        Self {
+            tick: format_rfc3339_millis(last.tick()).to_string(),
+            attempt: last.attempt(),
+            owner: last.owner(),
+            token: last.token(),
+            started: format_rfc3339_millis(last.started()).to_string(),
+            schedule: last.schedule(),
+            state: state(last, status),
+            exit_code: last.code(),
+            duration_ms: last.took().map(millis),
+        }
+    }
+}
+
+/// What became of a run: one without an end goes on as long as it has the lock.
+fn state(last: &LastRun, status: &Status) -> &'static str {
+    match last.code() {
+        Some(_) => "ended",
+        None if status.holders.iter().any(|holding| holding.token == last.token()) => "running",
+        None => "died",
     }
 }
 
@@ -121,14 +165,41 @@ fn table<const N: usize>(rows: &[[String; N]]) -> String {
     text
 }
 
-pub(crate) async fn show(url: &OsString, one: &Show) -> Result<Code, Failure> {
+pub(crate) async fn show(url: &OsString, one: &Show, report: &Report) -> Result<Code, Failure> {
     let name = args::name(&one.name)?;
     let locks = connect(url).await?;
+    // The run first: one that has no end by then, and no lock afterwards, has died or ended since.
+    let last = locks.last_run(&name).await;
     let status = locks.admin().show(&name).await?;
+    // Tables from before there were jobs, or no right to see them: who has the lock is still worth saying.
+    let last = last.unwrap_or_else(|error| {
+        report.warn(format!("the last run cannot be read: {}", chain(&error)));
+        None
+    });
     if one.json {
-        return print_json(&StatusJson::from(&status));
+        let last_run = last.as_ref().map(|last| LastRunJson::new(last, &status));
+        return print_json(&StatusJson { last_run, ..StatusJson::from(&status) });
     }
-    print(describe(&status).as_bytes())
+    let mut text = describe(&status);
+    if let Some(last) = &last {
+        text.push_str(&describe_run(last, &status));
+    }
+    print(text.as_bytes())
+}
+
+/// One line. Writing to a string does not fail.
+fn describe_run(last: &LastRun, status: &Status) -> String {
+    let tick = format_rfc3339_millis(last.tick());
+    let mut text = format!("last run for {tick} by {}, token {}", last.owner(), last.token());
+    let _ = write!(text, ", begun {}", format_rfc3339_millis(last.started()));
+    if last.attempt() > 1 {
+        text.push_str(", after a first try that died");
+    }
+    let _ = match (last.code(), last.took()) {
+        (Some(code), Some(took)) => writeln!(text, ": ended with {code} after {}", time(took)),
+        _ => writeln!(text, ": {}", state(last, status)),
+    };
+    text
 }
 
 /// A few short lines. Writing to a string does not fail.

@@ -8,7 +8,7 @@ use rustix::process::Signal;
 use tokio::signal::unix::{self, SignalKind};
 
 /// Those that end a wait.
-const ENDING: [Signal; 4] = [Signal::INT, Signal::TERM, Signal::HUP, Signal::QUIT];
+pub(crate) const ENDING: [Signal; 4] = [Signal::INT, Signal::TERM, Signal::HUP, Signal::QUIT];
 
 /// Those that matter in addition once the command runs.
 const RUNNING: [Signal; 6] =

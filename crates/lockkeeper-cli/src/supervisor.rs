@@ -15,7 +15,7 @@ use crate::duration::millis;
 use crate::exit::Code;
 use crate::guardian::Guardian;
 use crate::report::{Event, Report};
-use crate::signals::Signals;
+use crate::signals::{ENDING, Signals};
 use crate::terminal::Terminal;
 
 /// How often to kill again: somebody may have joined the group in between.
@@ -30,6 +30,8 @@ pub(crate) struct Ended {
     pub(crate) code: Code,
     /// Whether the lock was lost before that.
     pub(crate) lost: bool,
+    /// Whether we were told to end as well.
+    pub(crate) told: bool,
 }
 
 /// A command that runs under a lock.
@@ -46,6 +48,7 @@ pub(crate) struct Supervisor<'a> {
     ended: Option<Code>,
     stopped: bool,
     lost: bool,
+    told: bool,
 }
 
 impl<'a> Supervisor<'a> {
@@ -68,6 +71,7 @@ impl<'a> Supervisor<'a> {
             ended: None,
             stopped: false,
             lost: false,
+            told: false,
         }
     }
 
@@ -112,7 +116,7 @@ impl<'a> Supervisor<'a> {
         }
         self.child.reap();
         self.report.event(&Event::Exited { code: code.0 });
-        Ended { code, lost: self.lost }
+        Ended { code, lost: self.lost, told: self.told }
     }
 
     /// Takes note of what became of the command and of the guardian.
@@ -176,6 +180,7 @@ impl<'a> Supervisor<'a> {
             // The one that stopped the whole job, seen late.
             Signal::TSTP if self.stopped => {}
             _ => {
+                self.told |= ENDING.contains(&signal);
                 self.signal(signal);
                 if matches!(signal, Signal::TERM | Signal::HUP) {
                     // Who is stopped cannot end.

@@ -162,6 +162,10 @@ impl Running {
         writeln!(input, "{line}").expect("somebody listens");
     }
 
+    pub(crate) fn has_ended(&mut self) -> bool {
+        self.child.try_wait().expect("ours").is_some()
+    }
+
     pub(crate) fn code(&mut self) -> i32 {
         let child = &mut self.child;
         let status = eventually("it ends", || child.try_wait().expect("ours"));

@@ -10,6 +10,7 @@ mod input;
 mod loss;
 mod pty;
 mod redis;
+mod schedule;
 mod sharing;
 mod signals;
 mod terminal;
