@@ -15,6 +15,11 @@ fn job(locks: &Locks) -> Job {
     locks.job("job", Schedule::every(TICK).unwrap())
 }
 
+/// A tick that stays the latest as long as a test takes.
+fn rarely() -> Schedule {
+    Schedule::cron("0 0 1 1 *").unwrap()
+}
+
 async fn directory() -> (tempfile::TempDir, Vec<Locks>) {
     let directory = tempfile::tempdir().unwrap();
     let url = format!("file:{}", directory.path().display());
@@ -75,7 +80,7 @@ async fn each_tick_is_run_by_one_node() {
 async fn a_run_that_is_dropped_died() {
     for rerun in [Rerun::Never, Rerun::Once] {
         let locks = Locks::memory();
-        let job = locks.job("job", Schedule::every(Duration::from_hours(1)).unwrap()).rerun(rerun);
+        let job = locks.job("job", rarely()).rerun(rerun);
         let run = job.due().await.unwrap().unwrap();
         let tick = run.tick();
         assert!(job.due().await.unwrap().is_none(), "it goes on");
@@ -97,8 +102,7 @@ async fn a_run_that_is_dropped_died() {
 #[tokio::test]
 async fn a_run_that_ended_is_not_run_again() {
     let locks = Locks::memory();
-    let job =
-        locks.job("job", Schedule::every(Duration::from_hours(1)).unwrap()).rerun(Rerun::Once);
+    let job = locks.job("job", rarely()).rerun(Rerun::Once);
     let run = job.due().await.unwrap().unwrap();
     let waiting = tokio::spawn({
         let job = job.clone();
@@ -159,16 +163,16 @@ async fn the_lock_is_kept_for_so_long() {
 #[tokio::test]
 async fn a_job_that_never_ran_begins_with_the_next_tick_and_one_that_did_catches_up() {
     let locks = Locks::memory();
-    let hourly = || locks.job("job", Schedule::every(Duration::from_hours(1)).unwrap());
+    let yearly = || locks.job("job", rarely());
     let soon = Duration::from_millis(100);
-    assert!(tokio::time::timeout(soon, hourly().next()).await.is_err(), "not for the last tick");
-    assert_eq!(hourly().last().await.unwrap(), None);
-    // As if it had run an hour ago.
-    let run = hourly().due().await.unwrap().unwrap();
+    assert!(tokio::time::timeout(soon, yearly().next()).await.is_err(), "not for the last tick");
+    assert_eq!(yearly().last().await.unwrap(), None);
+    // As if it had run an hour before.
+    let run = yearly().due().await.unwrap().unwrap();
     run.finish(0).await.unwrap();
-    let through = hourly().last().await.unwrap().unwrap().tick();
+    let through = yearly().last().await.unwrap().unwrap().tick();
     shift(&locks, through, -3_600_000).await;
-    let run = tokio::time::timeout(soon, hourly().next()).await.unwrap().unwrap();
+    let run = tokio::time::timeout(soon, yearly().next()).await.unwrap().unwrap();
     assert_eq!(run.tick(), through);
     run.finish(0).await.unwrap();
 }
@@ -191,8 +195,8 @@ async fn a_clock_that_is_behind_runs_nothing() {
 #[tokio::test]
 async fn a_node_remembers_what_the_store_has_forgotten() {
     let locks = Locks::memory();
-    let hourly = || locks.job("job", Schedule::every(Duration::from_hours(1)).unwrap());
-    let (one, two, new) = (hourly(), hourly(), hourly());
+    let yearly = || locks.job("job", rarely());
+    let (one, two, new) = (yearly(), yearly(), yearly());
     one.due().await.unwrap().unwrap().finish(0).await.unwrap();
     assert!(two.due().await.unwrap().is_none());
     rewrite(&locks, |_| String::new()).await;

@@ -2,10 +2,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::time::Duration;
+use std::io::Write;
+use std::net::TcpStream;
+use std::time::{Duration, SystemTime};
 
 use lockkeeper::clock::Instant;
 use rustix::process::Signal;
+use testkit::server;
+use tokio::runtime::Runtime;
 
 use super::harness::{HOLD, Running, Store, eventually};
 
@@ -19,12 +23,17 @@ echo $LOCKKEEPER_TICK $LOCKKEEPER_ATTEMPT $LOCKKEEPER_TOKEN $PPID >> \"$1\"; sle
 
 /// A node with a clock that is wrong by so much.
 fn node(store: &Store, options: &[&str], clock: &str) -> Running {
+    node_at(store, &store.url(), options, clock)
+}
+
+/// The same at another store.
+fn node_at(store: &Store, url: &str, options: &[&str], clock: &str) -> Running {
     let log = log(store);
     let words = [&["run"], options, &["job", "sh", "-c", WORK, "sh", log.as_str()]].concat();
     let preload = "LD_PRELOAD=/usr/$LIB/faketime/libfaketimeMT.so.1";
     let clock = format!("FAKETIME={clock}");
     let under = ["env", "--default-signal", preload, &clock, "FAKETIME_DONT_FAKE_MONOTONIC=1"];
-    Running::new(&mut store.command_under(&under, &words))
+    Running::new(store.command_under(&under, &words).env("LOCKKEEPER_URL", url))
 }
 
 fn log(store: &Store) -> String {
@@ -63,10 +72,12 @@ fn fleet(options: &[&str], ticks: usize) -> BTreeMap<String, Vec<Try>> {
     let clocks = ["+3s", "+3s", "+3s", "+2.9s", "+2.8s", "+0", "-3s", "+1s"];
     let start = |at: usize| node(&store, options, clocks[at]);
     let mut nodes: Vec<Running> = (0..clocks.len()).map(start).collect();
-    let (mut seen, mut killed) = (0, [0; 2]);
+    let (mut seen, mut killed, mut early) = (0, [0; 2], Duration::ZERO);
     eventually_within(Duration::from_secs(200), "the ticks", || {
         let runs = written(&store);
-        let last = runs.values().last().and_then(|tries| tries.last())?;
+        let (tick, tries) = runs.last_key_value()?;
+        let last = tries.last()?;
+        early = early.max(ahead(tick));
         if runs.len() >= seen + 2 {
             seen = runs.len();
             let idle = 3 + killed[1] % 5;
@@ -83,8 +94,16 @@ fn fleet(options: &[&str], ticks: usize) -> BTreeMap<String, Vec<Try>> {
         (runs.len() >= ticks).then_some(())
     });
     assert!(killed[0] > ticks / 4 && killed[1] > ticks / 16, "{killed:?}");
+    assert!(early > Duration::from_secs(2), "the clocks are right: {early:?}");
     drop(nodes);
     written(&store)
+}
+
+/// How far a tick lies ahead of the clock that is right.
+#[expect(clippy::disallowed_methods, reason = "the clock that is right")]
+fn ahead(tick: &str) -> Duration {
+    let tick = humantime::parse_rfc3339(tick).expect("a time");
+    tick.duration_since(SystemTime::now()).unwrap_or_default()
 }
 
 #[allow(clippy::disallowed_methods, reason = "a process, not a runtime: some facts have no event")]
@@ -264,7 +283,9 @@ fn the_lock_is_kept_for_at_least_so_long() {
 fn the_last_run_is_shown() {
     let store = Store::new();
     assert!(store.show("job").get("last_run").is_none(), "there was none");
-    let ran = store.output(&[&RARELY[..], &["--now", "job", "sh", "-c", "exit 3"]].concat());
+    let words = [&RARELY[..], &["--now", "job", "sh", "-c", "exit 3"]].concat();
+    let abroad = store.command_under(&["env", "TZ=Asia/Kolkata"], &words);
+    let ran = Running::new(&mut { abroad }).output();
     assert_eq!(ran.code, 3, "{ran:?}");
     let last = store.show("job")["last_run"].clone();
     assert_eq!((&last["exit_code"], &last["state"]), (&3.into(), &"ended".into()), "{last}");
@@ -272,7 +293,11 @@ fn the_last_run_is_shown() {
     assert!(last["owner"].is_string() && last["token"].is_u64(), "{last}");
     assert!(last["started"].is_string() && last["duration_ms"].is_u64(), "{last}");
     let shown = store.output(&["show", "job"]);
-    assert!(shown.out.contains("ended with 3 after "), "{shown:?}");
+    assert!(
+        shown.out.contains(", begun ") && shown.out.contains(": ended with 3 after "),
+        "{shown:?}"
+    );
+    assert_eq!(last["schedule"], RARELY[2]);
     // A command that is not there is a run that ended.
     assert_eq!(store.output(&["run", "--every", "1s", "--now", "a", "no-such-command"]).code, 127);
     assert_eq!(store.show("a")["last_run"]["exit_code"], 127);
@@ -298,15 +323,99 @@ fn who_stays_ends_when_told_to() {
     assert_eq!(idle.code(), 128 + 15);
 }
 
+/// The lock is kept for years, if nobody says otherwise.
+#[test]
+fn who_keeps_a_lock_ends_when_told_to() {
+    let store = Store::new();
+    let long = ["--at-least", "18446744073709551615s"];
+    let often = [&["run", "--every", "100ms"], &long[..]].concat();
+    let script = "trap 'exit 7' TERM; echo in; sleep 100 & wait";
+    let mut busy = store.start(&[&often[..], &["busy", "sh", "-c", script]].concat());
+    assert_eq!(busy.line(), "in");
+    busy.signal(Signal::TERM);
+    assert_eq!(busy.code(), 7, "told while the command ran");
+    let mut keeping = store.start(&[&often[..], &["keeping", "sh", "-c", "exit 3"]].concat());
+    let last = eventually("the end is written", || {
+        let shown = store.show("keeping");
+        (shown["last_run"]["state"] == "ended").then_some(shown)
+    });
+    assert_eq!(last["holders"].as_array().map(Vec::len), Some(1), "{last}");
+    keeping.signal(Signal::TERM);
+    assert_eq!(keeping.code(), 3, "told while the lock was kept");
+    for (name, code) in [("busy", 7), ("keeping", 3)] {
+        let shown = store.show(name);
+        assert_eq!(shown["last_run"]["exit_code"], code, "{shown}");
+        assert_eq!(shown["holders"].as_array().map(Vec::len), Some(0), "{shown}");
+    }
+}
+
+/// The server goes away and comes back: who stays goes on, and repeats nothing.
+#[test]
+fn who_stays_goes_on_when_the_store_comes_back() {
+    let store = Store::new();
+    let runtime = Runtime::new().expect("a runtime");
+    let lasting = ["--appendonly", "yes", "--appendfsync", "always"];
+    let mut server = runtime.block_on(server::redis(&lasting));
+    let url = format!("redis://{}", server.address());
+    let options = ["--every", "200ms", "--ttl", "2s"];
+    let nodes = ["+0", "+0.3s", "-0.3s"].map(|clock| node_at(&store, &url, &options, clock));
+    let more = |count: usize| {
+        let wanted = written(&store).len() + count;
+        eventually("more ticks", || (written(&store).len() >= wanted).then_some(()));
+    };
+    more(3);
+    for _ in 0..2 {
+        server.kill();
+        nodes[0].error_line("redis is not available");
+        runtime.block_on(server.start_again());
+        more(3);
+    }
+    drop(nodes);
+    let runs = written(&store);
+    assert!(runs.values().all(|tries| tries.len() == 1), "{runs:?}");
+}
+
+/// What is kept under the name is no job's, or cannot be kept: said, and left alone.
+#[test]
+fn what_cannot_be_used_is_said() {
+    let runtime = Runtime::new().expect("a runtime");
+    let server = runtime.block_on(server::redis(&[]));
+    let url = format!("redis://{}", server.address());
+    let output = |url: &str, words: &[&str]| {
+        Running::new(&mut Store::new().command(&[&["--url", url], words].concat())).output()
+    };
+    let run = [&RARELY[..], &["--now", "job", "true"]].concat();
+    let mut raw = TcpStream::connect(server.address()).expect("connects");
+    raw.write_all(b"HSET lockkeeper_cells:{job} 0 nonsense\r\n").expect("sent");
+    let shown = eventually("it is there", || {
+        let shown = output(&url, &["show", "job"]);
+        (!shown.err.is_empty()).then_some(shown)
+    });
+    assert_eq!((shown.code, shown.out.as_str()), (0, "job is free\n"), "{shown:?}");
+    assert!(shown.err.contains("the last run cannot be read"), "{shown:?}");
+    let refused = output(&url, &run);
+    assert_eq!((refused.code, refused.out.as_str()), (69, ""), "{refused:?}");
+    let replicated = format!("{url}?replicas=1");
+    let refused = output(&replicated, &run);
+    assert_eq!((refused.code, refused.out.as_str()), (64, ""), "{refused:?}");
+    assert!(refused.err.contains("replicas"), "{refused:?}");
+    let shown = output(&replicated, &["show", "other"]);
+    assert_eq!((shown.code, shown.err.as_str()), (0, ""), "{shown:?}");
+}
+
 #[test]
 fn bad_input_is_refused() {
     let store = Store::new();
-    let cases: [(&[&str], &str); 12] = [
+    let cases: [(&[&str], &str); 16] = [
         (&["--once-per", "nonsense"], "the schedule 'nonsense' cannot be used"),
         (&["--once-per", ""], "the schedule '' cannot be used"),
         (&["--once-per", "0 0 31 2 *"], "cannot be used"),
         (&["--once-per", "\u{1b}[31m * * * *"], "u{1b}"),
+        (&["--once-per", "0 0 30 2 *"], "there is no such day"),
+        (&["--every", "0"], "at least 100ms"),
         (&["--every", "1ms"], "at least 100ms"),
+        (&["--every", "99999999999999999s"], "cannot be meant"),
+        (&["--every", "1s", "--at-least", "99999999999999999999999s"], "--at-least"),
         (&["--every", "soon"], "--every"),
         (&["--every", "1s", "--once-per", "* * * * *"], "cannot be used with"),
         (&["--at-least", "1s"], "required"),

@@ -5,6 +5,8 @@
 
 mod book;
 mod run;
+#[cfg(test)]
+mod tests;
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -114,7 +116,11 @@ enum Begin {
     reason = "a tick is a time of day; who has it is not decided by it"
 )]
 fn now() -> Tick {
-    Tick::at(SystemTime::now())
+    #[cfg(test)]
+    let ahead = tests::AHEAD.get();
+    #[cfg(not(test))]
+    let ahead = Duration::ZERO;
+    Tick::at(SystemTime::now() + ahead)
 }
 
 impl Job {
@@ -258,11 +264,14 @@ impl Job {
         if let Some(last) = known.and_then(|known| known.last.as_ref()) {
             self.compare(&mut memory, last);
         }
+        let due = self.schedule.latest_tick(now());
+        // Our clock was set back: a job that nobody knows is not kept waiting for a time that never was.
+        memory.since = memory.since.min(due);
         let floor = match begin {
             Begin::Next if memory.through.is_none() => memory.since,
             _ => memory.through,
         };
-        Ledger::todo(known, self.schedule.latest_tick(now()), floor, self.rerun)
+        Ledger::todo(known, due, floor, self.rerun)
     }
 
     /// Warns if another node has another schedule: one that has just been given a new one is no news.
@@ -293,9 +302,6 @@ impl Job {
         loop {
             let at = now();
             if at < start {
-                // A job that nobody knows is not kept waiting for a time that was never there.
-                let mut memory = self.memory.lock();
-                memory.since = memory.since.min(self.schedule.latest_tick(at));
                 return Ok(());
             }
             match next.time().duration_since(at.time()) {

@@ -46,6 +46,13 @@ pub(crate) struct Tick(u64);
 /// The last one that people have a way to write: the end of the year 9999.
 const LAST: Tick = Tick(253_402_300_799_999);
 
+/// The start of 2026, before any clock that is right: whether a schedule comes to a tick at all is
+/// counted from here.
+const START: Tick = Tick(1_767_225_600_000);
+
+/// A pattern has at most so many bytes.
+const LONGEST: usize = 1000;
+
 impl From<Tick> for u64 {
     fn from(tick: Tick) -> Self {
         tick.0
@@ -92,11 +99,12 @@ impl Schedule {
             let text = format!("the schedule '{}' cannot be used: {}", shown(pattern), shown(why));
             Error::Config(text)
         };
+        if pattern.len() > LONGEST {
+            return Err(wrong("it is too long"));
+        }
         let cron = Cron::from_str(pattern).map_err(|error| wrong(&error.to_string()))?;
         let schedule = Self(Pace::Cron(Box::new(cron)));
-        // Whether there is one at all: from the start of 2026, which is before any clock that is right.
-        let start = UNIX_EPOCH + Duration::from_secs(1_767_225_600);
-        match schedule.next(start) {
+        match schedule.next_tick(START) {
             Some(_) => Ok(schedule),
             None => Err(wrong("there is no such day")),
         }
@@ -106,15 +114,21 @@ impl Schedule {
     ///
     /// # Errors
     ///
-    /// [`Error::Config`] for less than [`SHORTEST`](Self::SHORTEST), and for parts of a millisecond.
+    /// [`Error::Config`] for less than [`SHORTEST`](Self::SHORTEST), for parts of a millisecond, and for what
+    /// never comes to a tick.
     pub fn every(period: Duration) -> Result<Self> {
+        let wrong = |why| {
+            let period = humantime::format_duration(period);
+            Error::Config(format!("every {period} cannot be meant: {why}"))
+        };
         let millis = u64::try_from(period.as_millis()).ok();
         match millis.filter(|millis| Duration::from_millis(*millis) == period) {
-            Some(millis) if period >= Self::SHORTEST => Ok(Self(Pace::Every(millis))),
-            _ => Err(Error::Config(format!(
-                "every {} cannot be meant: at least 100ms, and in whole milliseconds",
-                humantime::format_duration(period)
-            ))),
+            Some(millis) if period >= Self::SHORTEST => {
+                let schedule = Self(Pace::Every(millis));
+                let next = schedule.next_tick(START);
+                next.map(|_| schedule).ok_or_else(|| wrong("there is no such day"))
+            }
+            _ => Err(wrong("at least 100ms, and in whole milliseconds")),
         }
     }
 
@@ -206,13 +220,46 @@ mod tests {
 
     #[test]
     fn nonsense_is_refused() {
-        for pattern in ["", "x", "* * *", "61 * * * *", "0 0 31 2 *", "\u{1b}[31m * * * *"] {
+        let long = format!("0 0 {} * *", ["1"; 1000].join(","));
+        let never =
+            ["0 0 31 2 *", "0 0 30 2 *", "0 0 0 30 FEB *", "0 0 0 1 1 * 2020", "0 0 31 4,6 *"];
+        let wrong =
+            ["", "x", "* * *", "61 * * * *", "* * * * * * * *", "\u{1b}[31m * * * *", &long];
+        for pattern in [&never[..], &wrong].concat() {
             let error = Schedule::cron(pattern).unwrap_err().to_string();
             assert!(error.starts_with("the schedule '") && !error.contains('\u{1b}'), "{error}");
         }
         for period in [Duration::ZERO, Duration::from_millis(99), Duration::from_micros(100_500)] {
             assert!(Schedule::every(period).is_err(), "{period:?}");
         }
-        assert!(Schedule::every(Duration::from_secs(u64::MAX)).is_err());
+        for period in
+            [Duration::MAX, Duration::from_secs(u64::MAX), Duration::from_millis(LAST.0 + 1)]
+        {
+            assert!(Schedule::every(period).is_err(), "{period:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_far_away_is_known_at_once() {
+        let once = Schedule::cron("0 0 0 29 2 * 2096").unwrap();
+        let leap = Tick(3_981_312_000_000);
+        assert_eq!((once.latest_tick(START), once.next_tick(START)), (None, Some(leap)));
+        assert_eq!((once.latest_tick(LAST), once.next_tick(leap)), (Some(leap), None));
+        let century = Schedule::every(Duration::from_hours(24 * 36_525)).unwrap();
+        assert_eq!(century.latest_tick(START), Some(Tick(0)));
+        assert_eq!(Tick::at(UNIX_EPOCH + Duration::from_secs(u64::MAX >> 2)), LAST);
+    }
+
+    /// An hour that a clock on the wall has twice or not at all is one like any other.
+    #[test]
+    fn ticks_know_no_time_zone() {
+        let hourly = Schedule::cron("0 0 * * * *").unwrap();
+        // The last Sundays of March and October 2026, from midnight.
+        for midnight in [1_774_742_400_000, 1_792_886_400_000] {
+            for hour in 0..24 {
+                let at = Tick(midnight + hour * 3_600_000);
+                assert_eq!(hourly.next_tick(at), Some(Tick(at.0 + 3_600_000)));
+            }
+        }
     }
 }
