@@ -6,7 +6,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use lockkeeper::backend::{Backend, Hold, Kind, Patience, Release, Renewal, Request, Term};
+use lockkeeper::backend::{
+    Backend, Cell, Hold, Kind, Patience, Release, Renewal, Request, Term, Write,
+};
 use lockkeeper::clock::Instant;
 use lockkeeper::{Error, Name, Owner, RequestId, Result};
 use testkit::proxy::{Proxy, Way};
@@ -505,4 +507,23 @@ async fn asking_for_the_time_leaves_nothing_when_it_is_given_up() {
     looking.abort();
     eventually("nothing is left", async || !asks().await).await;
     drop(kept);
+}
+
+/// Whoever looks at cells, as `lockkeeper show` does, leaves nothing behind; whoever writes makes them.
+#[tokio::test]
+async fn looking_at_cells_makes_nothing() {
+    let place = Place::new().await;
+    let (backend, operator) = (place.open().await, place.operator().await);
+    let cells = backend.cells().unwrap();
+    let nodes = format!("{}/%stock", place.path);
+    assert_eq!(cells.read(&name(), 2).await.unwrap(), [Cell::default(), Cell::default()]);
+    assert!(operator.check_stat(&nodes).await.unwrap().is_none());
+    let write = |cell, version| Write { cell, version, value: b"a".to_vec() };
+    assert!(!cells.swap(&name(), &[write(1, 1)]).await.unwrap(), "it is not of that version");
+    assert!(cells.swap(&name(), &[write(1, 0)]).await.unwrap());
+    assert!(!cells.swap(&name(), &[write(1, 0)]).await.unwrap());
+    let written = Cell { version: 1, value: b"a".to_vec() };
+    assert_eq!(cells.read(&name(), 2).await.unwrap(), [Cell::default(), written.clone()]);
+    assert!(!cells.swap(&name(), &[write(0, 0), write(1, 0)]).await.unwrap(), "all or none");
+    assert_eq!(cells.read_at_once(&name(), 2).await.unwrap(), [Cell::default(), written]);
 }

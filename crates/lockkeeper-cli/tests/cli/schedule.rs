@@ -394,7 +394,7 @@ fn what_cannot_be_used_is_said() {
     assert_eq!((shown.code, shown.out.as_str()), (0, "job is free\n"), "{shown:?}");
     assert!(shown.err.contains("the last run cannot be read"), "{shown:?}");
     let refused = output(&url, &run);
-    assert_eq!((refused.code, refused.out.as_str()), (69, ""), "{refused:?}");
+    assert_eq!((refused.code, refused.out.as_str()), (64, ""), "{refused:?}");
     let replicated = format!("{url}?replicas=1");
     let refused = output(&replicated, &run);
     assert_eq!((refused.code, refused.out.as_str()), (64, ""), "{refused:?}");

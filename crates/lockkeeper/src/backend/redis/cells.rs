@@ -48,7 +48,8 @@ impl Redis {
     fn cells(&self, name: &Name) -> Result<String> {
         if self.server.replicas.is_some() {
             // A write that too few of them have can neither be counted nor be taken back.
-            let what = "stocks that replicas must have (replicas=): leave that out".to_owned();
+            let what =
+                "stocks and jobs that replicas must have (replicas=): leave that out".to_owned();
             return Err(Error::Unsupported { backend: "redis", what });
         }
         self.lock(name)
@@ -60,6 +61,6 @@ fn parse(value: Vec<u8>) -> Result<Cell> {
     let version = space.and_then(|at| str::from_utf8(&value[..at]).ok()?.parse().ok());
     match (space, version) {
         (Some(at), Some(version)) => Ok(Cell { version, value: value[at + 1..].to_vec() }),
-        _ => Err(Error::Config("the key of the stock holds something else".into())),
+        _ => Err(Error::Config("the key of the stock or job holds something else".into())),
     }
 }

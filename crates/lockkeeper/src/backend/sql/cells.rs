@@ -18,7 +18,7 @@ pub(super) async fn read<D: Dialect>(
     count: usize,
 ) -> Result<Vec<Cell>> {
     let ask = async || statement!(pool, cells, key);
-    let found = ask().await.map_err(|fault| Arc::new(fault).error(D::NAME, "reading a stock"))?;
+    let found = ask().await.map_err(|fault| Arc::new(fault).error(D::NAME, "reading cells"))?;
     let mut read = vec![Cell::default(); count];
     for (at, cell) in found {
         if let Some(read) = usize::try_from(at).ok().and_then(|at| read.get_mut(at)) {
@@ -32,7 +32,7 @@ pub(super) async fn swap<D: Dialect>(pool: &Pool<D>, key: &[u8], writes: &[Write
     let ask = async || statement!(pool, swap_cells, key, writes);
     match ask().await {
         Err(Fault::Conflict(_)) => Ok(false),
-        swapped => swapped.map_err(|fault| Arc::new(fault).error(D::NAME, "changing a stock")),
+        swapped => swapped.map_err(|fault| Arc::new(fault).error(D::NAME, "changing cells")),
     }
 }
 

@@ -148,7 +148,7 @@ fn stored(version: u64) -> i32 {
 /// nothing would be compared any more.
 fn exhausted(name: &Name) -> Error {
     Error::Config(format!(
-        "a segment of the stock {name} was changed two thousand million times, which is all that \
-         ZooKeeper can count: go on with a stock of another name"
+        "{name} was changed two thousand million times, which is all that ZooKeeper can count: go on \
+         with a stock or a job of another name"
     ))
 }
