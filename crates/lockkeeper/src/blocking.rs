@@ -12,6 +12,8 @@
 //! # }
 //! ```
 
+mod job;
+
 use std::future::Future;
 use std::ops::Deref;
 use std::sync::Arc;
@@ -19,6 +21,7 @@ use std::time::Duration;
 
 use tokio::runtime::{Builder, Handle, Runtime};
 
+pub use self::job::{Job, Run};
 use crate::error::{Error, Result};
 use crate::owner::Owner;
 

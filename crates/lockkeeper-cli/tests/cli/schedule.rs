@@ -266,12 +266,7 @@ fn the_lock_is_kept_for_at_least_so_long() {
     let since = Instant::now();
     let short = ["run", "--every", "1s", "--now"];
     let mut first = store.start(&[&short[..], &["--at-least", "2.5s", "job", "true"]].concat());
-    eventually("it has ended", || {
-        (store.show("job")["last_run"]["state"] == "ended").then_some(())
-    });
-    let shown = store.show("job");
-    assert_eq!(shown["holders"].as_array().map(Vec::len), Some(1), "{shown}");
-    assert!(shown["last_run"]["duration_ms"].as_u64() < Some(2000), "{shown}");
+    eventually("it has begun", || store.show("job").get("last_run").map(drop));
     let other = store.output(&[&short[..], &["--overlap", "wait", "job", "true"]].concat());
     assert!([0, 75].contains(&other.code));
     assert!(Instant::now().since(since) >= Duration::from_millis(2500) || other.code == 75);

@@ -88,7 +88,7 @@ pub async fn a_claim_whose_answer_was_lost_is_ours(harness: &dyn Harness) {
     let run = mine.due().await.unwrap().expect("ours");
     assert_eq!((run.attempt(), faults.swap.done()), (1, 1), "found, and not written again");
     assert!(theirs.due().await.unwrap().is_none());
-    // Nor can it be read whether the end was written.
+    // What is there cannot even be read at first.
     faults.read.set(Mode::Hang);
     let finishing = tokio::spawn(run.finish(0));
     eventually("the end is looked for", async || faults.read.begun() > faults.read.done()).await;

@@ -5,7 +5,7 @@ use std::future::Future;
 use std::pin::pin;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use crate::{Job, Locks, Rerun, Schedule};
+use crate::{Job, Locks, Overlap, Rerun, Schedule};
 
 const DAY: Duration = Duration::from_hours(24);
 
@@ -26,7 +26,7 @@ fn set_clock(days: u32) {
     AHEAD.set(DAY * (days + 1) + DAY / 2 - passed);
 }
 
-/// What comes of it if the clock is looked at a few times.
+/// What comes of it before the clock was looked at a few times.
 async fn soon<T>(future: impl Future<Output = T>) -> Option<T> {
     tokio::time::timeout(super::CLOCK * 5 / 2, future).await.ok()
 }
@@ -71,4 +71,34 @@ async fn a_clock_that_is_set_back_repeats_nothing() {
     }
     set_clock(4);
     assert!(two.due().await.unwrap().is_some());
+}
+
+#[tokio::test]
+async fn a_tick_during_a_run_is_skipped_or_waits() {
+    for overlap in [Overlap::Skip, Overlap::Wait] {
+        let locks = Locks::memory();
+        let node = || daily(&locks).overlap(overlap);
+        set_clock(0);
+        let first = node().due().await.unwrap().unwrap();
+        set_clock(1);
+        let other = node();
+        let mut second = pin!(other.due());
+        if overlap == Overlap::Skip {
+            assert!(second.await.unwrap().is_none());
+            first.finish(0).await.unwrap();
+            for node in [node(), other.clone()] {
+                assert!(node.due().await.unwrap().is_none(), "for all");
+            }
+            set_clock(2);
+            assert!(node().due().await.unwrap().is_some(), "not the next one");
+        } else {
+            let brief = Duration::from_millis(50);
+            assert!(tokio::time::timeout(brief, &mut second).await.is_err(), "it waits");
+            set_clock(2);
+            first.finish(0).await.unwrap();
+            let second = second.await.unwrap().expect("ours");
+            let latest = other.schedule.latest(super::now().time());
+            assert_eq!(Some(second.tick()), latest, "only the latest");
+        }
+    }
 }
