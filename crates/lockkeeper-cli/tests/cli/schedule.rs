@@ -157,6 +157,20 @@ fn a_pattern_has_seconds() {
     assert!(runs.keys().all(|tick| tick.ends_with(".000Z")), "{runs:?}");
 }
 
+/// One job, two schedules: still each tick at most once, and both are told.
+#[test]
+fn nodes_warn_of_another_schedule() {
+    let store = Store::new();
+    let nodes = ["200ms", "300ms"].map(|every| node(&store, &["--every", every], "+0"));
+    for (node, theirs) in nodes.iter().zip(["every 300ms", "every 200ms"]) {
+        let warning = node.error_line("another node has another schedule");
+        assert!(warning.contains(theirs), "{warning}");
+    }
+    drop(nodes);
+    let runs = written(&store);
+    assert!(runs.values().all(|tries| tries.len() == 1), "{runs:?}");
+}
+
 #[test]
 fn a_tick_whose_node_died_is_over_or_run_once_more() {
     let store = Store::new();

@@ -58,7 +58,7 @@ pub enum Overlap {
 ///
 /// # When it breaks
 ///
-/// With the store: one that forgets what it acknowledged runs a tick again. A clock that is ahead takes
+/// With the store: if it forgets what it acknowledged, a node that has not seen it runs a tick again. A clock that is ahead takes
 /// ticks early, for all nodes; one that is a year ahead keeps all others from running for a year. They
 /// warn; set the clock right and give the job another name.
 ///
@@ -69,7 +69,6 @@ pub enum Overlap {
 ///
 /// ```
 /// # use lockkeeper::{Locks, Result, Schedule};
-/// # use std::time::Duration;
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<()> {
 /// # let locks = Locks::memory();
