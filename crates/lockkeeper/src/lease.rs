@@ -76,6 +76,8 @@ pub(crate) struct Lease {
     expires: AtomicU64,
     lost_at: AtomicU64,
     renew_at: AtomicU64,
+    /// The longest time, in nanoseconds, that the store was ever asked for.
+    longest: AtomicU64,
     /// When `max_hold` is over.
     last_at: Instant,
     /// When it is lost unless there is progress before.
@@ -95,6 +97,7 @@ impl Lease {
         let last_at = from_now(terms.limits.max_hold);
         let stalled_at = AtomicU64::new(from_now(terms.limits.stall_after).as_nanos());
         let expires = hold.expires_at();
+        let longest = AtomicU64::new(nanos(terms.term.ttl()));
         let lease = Self {
             terms,
             hold,
@@ -103,6 +106,7 @@ impl Lease {
             expires: AtomicU64::new(0),
             lost_at: AtomicU64::new(0),
             renew_at: AtomicU64::new(0),
+            longest,
             last_at,
             stalled_at,
             retired: AtomicBool::new(false),
@@ -146,6 +150,16 @@ impl Lease {
     /// When it is lost unless it is renewed: safely before it expires, and not after its limits.
     pub(crate) fn lost_at(&self) -> Instant {
         Instant::from_nanos(self.lost_at.load(Ordering::Acquire)).min(self.limited_at())
+    }
+
+    /// Until when the store may answer a renewal. The next progress puts a stall off, so it is no matter here.
+    fn renewable_until(&self) -> Instant {
+        Instant::from_nanos(self.lost_at.load(Ordering::Acquire)).min(self.last_at)
+    }
+
+    /// The longest time that it was ever held or renewed for, also if no answer came.
+    pub(crate) fn longest(&self) -> Duration {
+        Duration::from_nanos(self.longest.load(Ordering::Acquire))
     }
 
     /// When its limits end it.
@@ -225,11 +239,12 @@ impl Lease {
     /// When a hold that is lost is over at the store too. Where no lease does that, its holder has as
     /// long to stop, and then it is taken away.
     fn ended_at(&self) -> Instant {
-        let ttl = self.terms.term.ttl();
         match self.expires_at() {
-            None => self.limited_at() + ttl,
+            None => self.limited_at() + self.terms.term.ttl(),
+            // Its guard is waited for, however long ago it ended.
+            Some(_) if self.keeper.closing.cause().is_some() => Instant::NEVER,
             // A renewal whose answer was lost may have been the last.
-            Some(expires) => expires + ttl,
+            Some(expires) => expires + self.longest(),
         }
     }
 
@@ -267,7 +282,8 @@ impl Lease {
         if let Err(error) = self.attempt(ttl, ttl / 6).await {
             tracing::warn!(name = %self.terms.name, %error, "renewal failed; trying again");
             let now = Instant::now();
-            let pause = (ttl / 20).min(Duration::from_secs(1)).min(self.lost_at().since(now) / 8);
+            let left = self.renewable_until().since(now);
+            let pause = (ttl / 20).min(Duration::from_secs(1)).min(left / 8);
             let soon = now + pause.max(Duration::from_millis(10));
             self.renew_at.store(soon.as_nanos(), Ordering::Release);
         }
@@ -280,7 +296,7 @@ impl Lease {
             return Err(self.lost(token, cause));
         }
         // Not to the end: if the answer is lost, the keeper still has time to try.
-        let patience = self.lost_at().since(Instant::now()) / 2;
+        let patience = self.renewable_until().since(Instant::now()) / 2;
         let outcome = self.attempt(ttl, patience.min(ttl)).await;
         self.keeper.reschedule(self);
         outcome.map_err(|source| self.unknown("the renewal", source))?;
@@ -294,6 +310,7 @@ impl Lease {
     async fn attempt(&self, ttl: Duration, patience: Duration) -> Result<()> {
         let attempt = async {
             let alone = self.renewing.lock().await;
+            self.longest.fetch_max(nanos(ttl), Ordering::AcqRel);
             // Whatever becomes of the answer: the store may have taken it for a shorter time.
             let end = Instant::now() + ttl;
             if self.expires_at().is_some_and(|expires| end < expires) {
@@ -392,6 +409,10 @@ impl Lease {
             },
         }
     }
+}
+
+fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
 impl Drop for Lease {

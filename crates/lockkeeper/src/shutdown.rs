@@ -36,8 +36,8 @@ pub struct Shutdown {
 impl Locks {
     /// Ends the use of these locks: refuses new ones, ends all waits, tells every holder that its
     /// lock is lost, waits up to `grace` for the guards to go and for their locks to be back at the
-    /// store, and then gives back what is still held, except fixed leases of at most 30 s, which end
-    /// by themselves soon enough.
+    /// store, and then gives back what is still held, except fixed leases that were never taken or renewed
+    /// for more than 30 s, which end by themselves soon enough.
     ///
     /// Stop the work first: what is given back while its holder still works is no longer exclusive.
     pub async fn shutdown(&self, grace: Duration) -> Shutdown {
@@ -84,8 +84,9 @@ impl Inner {
         // Whether they went in time or not, what is left is dealt with next.
         let _ = tokio::time::timeout(grace, keeper.empty()).await;
         let mut report = Shutdown { released: 0, left: keeper.still_leaving() };
-        let is_short =
-            |lease: &Arc<Lease>| matches!(lease.terms.term, Term::Fixed(ttl) if ttl <= LONG_LEASE);
+        let is_short = |lease: &Arc<Lease>| {
+            matches!(lease.terms.term, Term::Fixed(_)) && lease.longest() <= LONG_LEASE
+        };
         let (short, rest): (Vec<_>, Vec<_>) = keeper.leases().into_iter().partition(is_short);
         report.left += short.len();
         let releases = rest.iter().map(|lease| lease.release(lease.hold().tokens().first()));

@@ -217,6 +217,7 @@ macro_rules! conformance {
                 max_hold_ends_it
                 max_hold_frees_the_name
                 a_stall_ends_it
+                a_renewal_shortly_before_a_stall_has_time
                 a_shared_guard_that_is_lost_says_so
                 protect_stops_the_work_before_expiry
                 an_expired_lease_goes_to_the_next;
@@ -232,6 +233,9 @@ macro_rules! conformance {
                 a_cancellation_storm_leaves_nothing;
             shutdown:
                 shutdown_releases
+                shutdown_releases_what_was_renewed_for_long
+                shutdown_waits_for_guards_and_not_for_leases
+                what_may_have_been_renewed_is_not_forgotten
                 what_has_ended_is_forgotten
                 shutdown_waits_for_what_is_on_its_way_back
                 shutdown_ends_waits;

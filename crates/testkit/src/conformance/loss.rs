@@ -146,6 +146,28 @@ pub async fn a_stall_ends_it(harness: &dyn Harness) {
     assert!(guard.release().await.is_err());
 }
 
+/// How long the store may take to answer a renewal is a matter of the lease. Work that goes on while it is
+/// under way may be near a stall all the time.
+pub async fn a_renewal_shortly_before_a_stall_has_time(harness: &dyn Harness) {
+    let (locks, faults) = faulty(harness).await;
+    let stall_after = Duration::from_millis(800);
+    let locks = locks.lease(Duration::from_secs(60)).stall_after(stall_after);
+    let guard = locks.mutex("x").lock().await.unwrap();
+    faults.renew.set(Mode::HoldReply);
+    let since = Instant::now();
+    let working = async {
+        let twice = async || {
+            guard.progress().unwrap();
+            Instant::now().since(since) > 2 * stall_after
+        };
+        eventually("it works on", twice).await;
+        faults.renew.deliver();
+    };
+    let (renewed, ()) = tokio::join!(guard.renew(Duration::from_secs(60)), working);
+    renewed.unwrap();
+    guard.release().await.unwrap();
+}
+
 /// A guard that is not its owner's last one tells at its release that the lock was lost.
 pub async fn a_shared_guard_that_is_lost_says_so(harness: &dyn Harness) {
     let locks = harness.locks().await;

@@ -56,6 +56,48 @@ pub async fn what_has_ended_is_forgotten(harness: &dyn Harness) {
     assert_eq!((report.released, report.left), (0, 0));
 }
 
+/// How long a lease was at first says nothing about one that its holder has renewed for longer.
+pub async fn shutdown_releases_what_was_renewed_for_long(harness: &dyn Harness) {
+    let (locks, other) = (harness.locks().await, harness.locks().await);
+    let guard = locks.lease(LONG).mutex("x").lock().await.unwrap();
+    guard.renew(Duration::from_secs(300)).await.unwrap();
+    let report = soon("the end", locks.shutdown(Duration::ZERO)).await;
+    assert_eq!((report.released, report.left), (1, 0));
+    idle(&other, "x").await;
+}
+
+/// A renewal whose answer was lost may have been done: the lock is lost, but not yet forgotten.
+pub async fn what_may_have_been_renewed_is_not_forgotten(harness: &dyn Harness) {
+    let ((locks, faults), other) = (faulty(harness).await, harness.locks().await);
+    let lease = Duration::from_millis(500);
+    let guard = locks.lease(lease).mutex("x").lock().await.unwrap();
+    faults.renew.set(Mode::LoseReply);
+    let error = guard.renew(Duration::from_secs(300)).await.unwrap_err();
+    assert!(matches!(error, Error::Unknown { .. }), "{error}");
+    let expires = guard.expires_at().expect("a lease");
+    soon("the loss", guard.lost()).await;
+    eventually("long after", async || Instant::now() > expires + 3 * lease).await;
+    assert_eq!(show(&other, "x").await.holders.len(), 1);
+    let report = soon("the end", locks.shutdown(Duration::ZERO)).await;
+    assert_eq!((report.released, report.left), (1, 0));
+    idle(&other, "x").await;
+}
+
+/// Those who have been told have the whole grace period to stop, however short their leases are.
+pub async fn shutdown_waits_for_guards_and_not_for_leases(harness: &dyn Harness) {
+    let (locks, _) = faulty(harness).await;
+    let ttl = Duration::from_millis(300);
+    let guard = in_order(&locks, locks.ttl(ttl).mutex("x")).lock().await.unwrap();
+    let shutting_down = tokio::spawn(async move { locks.shutdown(LONG).await });
+    assert_eq!(soon("it is told", guard.lost()).await, Cause::ShutDown);
+    let expires = guard.expires_at().expect("a lease");
+    eventually("long after", async || Instant::now() > expires + 4 * ttl).await;
+    assert!(!shutting_down.is_finished(), "there is a guard");
+    drop(guard);
+    let report = soon("the end", shutting_down).await.unwrap();
+    assert_eq!((report.released, report.left), (0, 0));
+}
+
 /// A lock whose guard is gone may still be on its way back: a process that ended now would leave it.
 pub async fn shutdown_waits_for_what_is_on_its_way_back(harness: &dyn Harness) {
     let (locks, faults) = faulty(harness).await;
