@@ -109,7 +109,7 @@ pub enum Error {
     Invalid(String),
 
     /// The write was sent, and it is not known whether it was done: the connection broke, or the time was over,
-    /// before there was an answer. Under the same token it can be sent again: if somebody newer was there since, it is
+    /// before there was an answer, or the answer cannot be read. Under the same token it can be sent again: if somebody newer was there since, it is
     /// refused. But what counts (`balance - 5`) may count twice: look first.
     #[error("it is not known whether it was done: {context}")]
     Unknown {

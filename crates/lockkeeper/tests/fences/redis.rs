@@ -224,6 +224,19 @@ async fn in_a_storm_the_largest_token_wins_in_redis() {
     );
 }
 
+/// Who cannot read the answer does not know what it says, but the script has run: it is not to be taken for one
+/// that has not.
+#[tokio::test]
+async fn an_answer_of_redis_that_cannot_be_read_is_not_known() {
+    let server = server::redis(&[]).await;
+    let (mut client, key) = (connect(&server).await, Key::new("x").unwrap());
+    let add = Script::new("redis.call('INCR', KEYS[1]) return 'done'");
+    let none: [&str; 0] = [];
+    let answer = key.under(token(7)).run::<i64>(&add, &[], &none, &mut client).await;
+    assert!(matches!(answer, Err(Error::Unknown { .. })), "{answer:?}");
+    assert_eq!(tell(&server, "GET x").await, "1");
+}
+
 /// The same by a client of a cluster: fence, mark and value are in one slot, wherever that is.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn in_a_cluster_a_fence_is_where_its_key_is() {

@@ -114,7 +114,9 @@ pub(super) fn store(context: String, source: RedisError) -> Error {
 pub(super) fn written(context: String, source: RedisError) -> Error {
     // Whatever is no answer of the server came on the way to it or from it.
     let on_the_way = source.is_io_error() || source.is_timeout() || source.is_connection_dropped();
-    match on_the_way && !source.is_connection_refusal() {
+    // Or there was one, to something that was done, and it is not what the caller can read.
+    let unread = matches!(source.kind(), ErrorKind::Parse | ErrorKind::UnexpectedReturnType);
+    match unread || (on_the_way && !source.is_connection_refusal()) {
         true => Error::Unknown { context, source: Some(source.into()) },
         false => store(context, source),
     }
