@@ -207,6 +207,15 @@ impl Locks {
     pub fn shutdown(&self, grace: Duration) -> Result<crate::Shutdown> {
         self.background.run(async { Ok(self.value.shutdown(grace).await) })
     }
+
+    /// See [`crate::Locks::release_on_signal`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn release_on_signal(&self) -> Result<()> {
+        self.value.release_on_signal()
+    }
 }
 
 impl Mutex {

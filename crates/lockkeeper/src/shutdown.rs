@@ -1,6 +1,6 @@
 //! The end: everything that is held is given back, on demand or when the process is told to go.
 
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, Weak, mpsc};
 use std::time::Duration;
 
 use futures_util::future::join_all;
@@ -11,6 +11,7 @@ use signal_hook::low_level::emulate_default_handler;
 
 use crate::backend::Term;
 use crate::error::{Error, Result};
+use crate::keeper::Keeper;
 use crate::lease::Lease;
 use crate::locks::{Inner, Locks};
 use crate::loss::Cause;
@@ -41,7 +42,7 @@ impl Locks {
     ///
     /// Stop the work first: what is given back while its holder still works is no longer exclusive.
     pub async fn shutdown(&self, grace: Duration) -> Shutdown {
-        self.inner.shutdown(grace).await
+        shut_down(&self.inner.keeper, Some(&self.inner), grace).await
     }
 
     /// From now on SIGINT, SIGTERM and SIGHUP [shut these locks down](Self::shutdown) with a grace of
@@ -53,16 +54,18 @@ impl Locks {
     /// `examples/graceful_service.rs`.
     ///
     /// A signal that is ignored, as `nohup` does with SIGHUP, stays ignored. For several [`Locks`] call
-    /// it on each: the process ends when all are done. A thread waits for the signals; it is the
-    /// same one for all, and does not need the runtime to be alive.
+    /// it on each: the process ends when all are done, and after 15 s in any case. A guard that outlives its
+    /// [`Locks`] is given back as well. A thread waits for the signals; it is the same one for all, and does
+    /// not need the runtime to be alive.
     ///
     /// # Errors
     ///
     /// [`Error::Config`] when there is no thread or no handler to be had.
     pub fn release_on_signal(&self) -> Result<()> {
         let mut told = TOLD.lock();
-        told.locks.retain(|locks| locks.strong_count() > 0);
-        told.locks.push(Arc::downgrade(&self.inner));
+        let keeper = Arc::downgrade(&self.inner.keeper);
+        told.locks.retain(|(other, _)| other.strong_count() > 0 && !other.ptr_eq(&keeper));
+        told.locks.push((keeper, Arc::downgrade(&self.inner)));
         if !told.listening {
             listen()
                 .map_err(|error| Error::Config(format!("signals cannot be waited for: {error}")))?;
@@ -72,41 +75,42 @@ impl Locks {
     }
 }
 
-impl Inner {
-    async fn shutdown(&self, grace: Duration) -> Shutdown {
-        let keeper = &self.keeper;
-        keeper.closing.declare(Cause::ShutDown);
-        let cohorts: Vec<_> = self.cohorts.lock().values().filter_map(Weak::upgrade).collect();
-        cohorts.iter().for_each(|cohort| cohort.tidy());
-        for lease in keeper.leases() {
-            lease.hold().loss().declare(Cause::ShutDown);
-        }
-        // Whether they went in time or not, what is left is dealt with next.
-        let _ = tokio::time::timeout(grace, keeper.empty()).await;
-        let mut report = Shutdown { released: 0, left: keeper.still_leaving() };
-        let is_short = |lease: &Arc<Lease>| {
-            matches!(lease.terms.term, Term::Fixed(_)) && lease.longest() <= LONG_LEASE
-        };
-        let (short, rest): (Vec<_>, Vec<_>) = keeper.leases().into_iter().partition(is_short);
-        report.left += short.len();
-        let releases = rest.iter().map(|lease| lease.release(lease.hold().tokens().first()));
-        for (lease, released) in rest.iter().zip(join_all(releases).await) {
-            match released {
-                // `Lost` is what every one of them answers: that is what they were told above.
-                Ok(()) | Err(Error::Lost { .. }) => report.released += 1,
-                Err(error) => {
-                    tracing::warn!(name = %lease.terms.name, %error, "not released at shutdown");
-                    report.left += 1;
-                }
+/// See [`Locks::shutdown`]. Without the locks themselves there are guards of theirs at most.
+async fn shut_down(keeper: &Arc<Keeper>, locks: Option<&Inner>, grace: Duration) -> Shutdown {
+    keeper.closing.declare(Cause::ShutDown);
+    let cohorts: Vec<_> = locks.map_or_else(Vec::new, |locks| {
+        locks.cohorts.lock().values().filter_map(Weak::upgrade).collect()
+    });
+    cohorts.iter().for_each(|cohort| cohort.tidy());
+    for lease in keeper.leases() {
+        lease.hold().loss().declare(Cause::ShutDown);
+    }
+    // Whether they went in time or not, what is left is dealt with next.
+    let _ = tokio::time::timeout(grace, keeper.empty()).await;
+    let mut report = Shutdown { released: 0, left: keeper.still_leaving() };
+    let is_short = |lease: &Arc<Lease>| {
+        matches!(lease.terms.term, Term::Fixed(_)) && lease.longest() <= LONG_LEASE
+    };
+    let (short, rest): (Vec<_>, Vec<_>) = keeper.leases().into_iter().partition(is_short);
+    report.left += short.len();
+    let releases = rest.iter().map(|lease| lease.release(lease.hold().tokens().first()));
+    for (lease, released) in rest.iter().zip(join_all(releases).await) {
+        match released {
+            // `Lost` is what every one of them answers: that is what they were told above.
+            Ok(()) | Err(Error::Lost { .. }) => report.released += 1,
+            Err(error) => {
+                tracing::warn!(name = %lease.terms.name, %error, "not released at shutdown");
+                report.left += 1;
             }
         }
-        report
     }
+    report
 }
 
 /// Who is to be shut down by a signal.
 struct Told {
-    locks: Vec<Weak<Inner>>,
+    /// The keeper too, which lives as long as any guard does.
+    locks: Vec<(Weak<Keeper>, Weak<Inner>)>,
     listening: bool,
 }
 
@@ -116,35 +120,55 @@ static TOLD: Mutex<Told> = Mutex::new(Told { locks: Vec::new(), listening: false
 fn listen() -> std::io::Result<()> {
     let ignored = ignored(&std::fs::read_to_string("/proc/self/status")?);
     let heeded = [SIGINT, SIGTERM, SIGHUP];
-    let mut signals = Signals::new(heeded.into_iter().filter(|at| ignored >> (at - 1) & 1 == 0))?;
+    let (hand_over, handed_over) = mpsc::channel::<Signals>();
     let named = std::thread::Builder::new().name("lockkeeper-signals".into());
+    // Before the handlers, which stay: without somebody who waits they would swallow every signal.
     named.spawn(move || {
+        let Ok(mut signals) = handed_over.recv() else { return };
         let mut signals = signals.forever();
         let Some(signal) = signals.next() else { return };
         // Not in this thread, which has to hear the second one.
         let shutting_down = std::thread::Builder::new().spawn(move || {
-            shut_all_down();
+            at_most(GRACE + LAST, shut_all_down);
             end_by(signal);
         });
         let again = shutting_down.ok().and_then(|_| signals.next());
         end_by(again.unwrap_or(signal))
     })?;
+    let signals = Signals::new(heeded.into_iter().filter(|at| ignored >> (at - 1) & 1 == 0))?;
+    // The thread is there and waits for them.
+    let _ = hand_over.send(signals);
     Ok(())
 }
 
-/// Shuts all down that asked for it, in a bounded time.
+/// Does something in a thread of its own, and does not wait for longer: not if a backend blocks instead of
+/// waiting, nor if it panics.
+fn at_most(time: Duration, work: impl FnOnce() + Send + 'static) {
+    let (done, is_done) = mpsc::channel();
+    let working = std::thread::Builder::new().spawn(move || {
+        work();
+        // Nobody listens any more when it took too long.
+        let _ = done.send(());
+    });
+    if working.is_ok() && is_done.recv_timeout(time).is_err() {
+        tracing::warn!("not everything could be given back in time");
+    }
+}
+
+/// Shuts all down that asked for it.
 fn shut_all_down() {
     // A runtime of its own: those of the program may be busy, or gone.
     let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_time().build() else {
         return;
     };
-    let locks: Vec<_> = TOLD.lock().locks.iter().filter_map(Weak::upgrade).collect();
-    runtime.block_on(async {
-        let all = join_all(locks.iter().map(|locks| locks.shutdown(GRACE)));
-        if tokio::time::timeout(GRACE + LAST, all).await.is_err() {
-            tracing::warn!("not everything could be given back in time");
-        }
+    let told = TOLD.lock();
+    let locks: Vec<_> =
+        told.locks.iter().map(|(keeper, locks)| (keeper.upgrade(), locks.upgrade())).collect();
+    drop(told);
+    let all = locks.iter().filter_map(|(keeper, locks)| {
+        keeper.as_ref().map(|keeper| shut_down(keeper, locks.as_deref(), GRACE))
     });
+    runtime.block_on(join_all(all));
 }
 
 /// Ends this process by a signal, so that whoever started it sees that.
@@ -168,5 +192,53 @@ mod tests {
     fn ignored_signals_are_found() {
         let mask = ignored("Name:\tx\nSigIgn:\t0000000000000001\nSigCgt:\t00000000000000ff\n");
         assert_eq!((mask >> (SIGHUP - 1) & 1, mask >> (SIGTERM - 1) & 1), (1, 0));
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_guard_that_outlives_its_locks_is_told_too() {
+        let locks = Locks::memory().lease(Duration::from_secs(60));
+        let guard = locks.mutex("x").lock().await.unwrap();
+        locks.release_on_signal().unwrap();
+        drop(locks);
+        let shutting_down = std::thread::spawn(shut_all_down);
+        let told = tokio::time::timeout(GRACE / 2, guard.lost()).await;
+        assert_eq!(told, Ok(Cause::ShutDown));
+        drop(guard);
+        tokio::task::spawn_blocking(|| shutting_down.join().unwrap()).await.unwrap();
+    }
+
+    #[test]
+    fn a_guard_without_a_runtime_is_told_too() {
+        let locks = crate::blocking::Locks::connect("memory:").unwrap();
+        let guard = locks.mutex("x").lock().unwrap();
+        locks.release_on_signal().unwrap();
+        let shutting_down = std::thread::spawn(shut_all_down);
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        let told = runtime.block_on(async { tokio::time::timeout(GRACE / 2, guard.lost()).await });
+        assert_eq!(told, Ok(Cause::ShutDown));
+        drop(guard);
+        shutting_down.join().unwrap();
+    }
+
+    #[tokio::test]
+    async fn who_asks_again_is_told_once() {
+        let locks = Locks::memory();
+        for again in [locks.clone(), locks.ttl(Duration::from_secs(9)), locks.clone()] {
+            again.release_on_signal().unwrap();
+        }
+        let (mine, told) = (Arc::downgrade(&locks.inner), TOLD.lock());
+        assert_eq!(told.locks.iter().filter(|(_, other)| other.ptr_eq(&mine)).count(), 1);
+    }
+
+    #[test]
+    fn what_blocks_or_panics_does_not_keep_the_process() {
+        let (since, brief) = (crate::clock::Instant::now(), Duration::from_millis(50));
+        at_most(brief, || {
+            loop {
+                std::thread::park();
+            }
+        });
+        at_most(GRACE, || panic!("on command"));
+        assert!(crate::clock::Instant::now().since(since) < GRACE);
     }
 }
