@@ -20,6 +20,7 @@ use crate::backend::Hold;
 use crate::clock::{Alarm, Instant};
 use crate::lease::{Lease, Terms};
 use crate::loss::{Cause, Loss};
+use crate::undo::Count;
 
 /// Between two tries to get a timer.
 const ALARM_PAUSE: Duration = Duration::from_millis(100);
@@ -32,6 +33,8 @@ pub(crate) struct Keeper {
     emptied: Notify,
     /// So many holds are on their way back to the store.
     leaving: AtomicUsize,
+    /// So many requests wait for a lock.
+    pub(crate) waiting: Count,
     /// Set when no lock is granted any more.
     pub(crate) closing: Loss,
 }
@@ -57,6 +60,7 @@ impl Keeper {
             bell: Arc::new(Notify::new()),
             emptied: Notify::new(),
             leaving: AtomicUsize::new(0),
+            waiting: Count::new(),
             closing: Loss::new(),
         })
     }

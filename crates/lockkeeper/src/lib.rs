@@ -28,6 +28,7 @@ mod shutdown;
 ))]
 mod tls;
 mod token;
+mod undo;
 mod url;
 mod wait;
 

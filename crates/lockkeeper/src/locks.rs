@@ -374,6 +374,8 @@ impl Inner {
         if !self.is_open() {
             return Err(Error::ShutDown);
         }
+        // Until it is dropped, and what it leaves behind is counted as that.
+        let _waiting = self.keeper.waiting.begin();
         tokio::select! {
             biased;
             granted = granted => granted,

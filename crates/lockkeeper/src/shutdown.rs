@@ -15,6 +15,7 @@ use crate::keeper::Keeper;
 use crate::lease::Lease;
 use crate::locks::{Inner, Locks};
 use crate::loss::Cause;
+use crate::undo::UNDOING;
 
 /// Leases longer than this are given back at shutdown; shorter ones may as well end by themselves.
 const LONG_LEASE: Duration = Duration::from_secs(30);
@@ -24,6 +25,10 @@ const GRACE: Duration = Duration::from_secs(10);
 
 /// How long giving back what is left may take after that.
 const LAST: Duration = Duration::from_secs(5);
+
+/// How long those who wait have to leave their place in line, and how often that is looked at.
+const LEAVE: Duration = Duration::from_secs(1);
+const LOOK: Duration = Duration::from_millis(2);
 
 /// What [`Locks::shutdown`] found still held after the grace period.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,7 +60,7 @@ impl Locks {
     ///
     /// A signal that is ignored, as `nohup` does with SIGHUP, stays ignored. For several [`Locks`] call
     /// it on each: the process ends when all are done, and after 15 s in any case. A guard that outlives its
-    /// [`Locks`] is given back as well. A thread waits for the signals; it is the same one for all, and does
+    /// [`Locks`] is given back as well, and those who wait leave their place in line. A thread waits for the signals; it is the same one for all, and does
     /// not need the runtime to be alive.
     ///
     /// # Errors
@@ -168,7 +173,21 @@ fn shut_all_down() {
     let all = locks.iter().filter_map(|(keeper, locks)| {
         keeper.as_ref().map(|keeper| shut_down(keeper, locks.as_deref(), GRACE))
     });
-    runtime.block_on(join_all(all));
+    runtime.block_on(async {
+        join_all(all).await;
+        // Requests that have been told so leave their place in line, in the background.
+        let is_waiting = |(keeper, _): &(Option<Arc<Keeper>>, _)| {
+            keeper.as_ref().is_some_and(|keeper| !keeper.waiting.is_zero())
+        };
+        let gone = async {
+            while locks.iter().any(is_waiting) || !UNDOING.is_zero() {
+                tokio::time::sleep(LOOK).await;
+            }
+        };
+        if tokio::time::timeout(LEAVE, gone).await.is_err() {
+            tracing::warn!("not every request could leave its place in time");
+        }
+    });
 }
 
 /// Ends this process by a signal, so that whoever started it sees that.

@@ -270,6 +270,24 @@ async fn a_signal_gives_back_what_is_held() {
     }
 }
 
+/// Nobody is granted the lock who is not there any more.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_signal_takes_those_who_wait_out_of_the_line() {
+    let server = server::redis(&[]).await;
+    let (other, name): (_, Name) = (connect(&server).await, "x".parse().unwrap());
+    let held = other.mutex("x").lock().await.unwrap();
+    let mut taker = Taker::spawn(&url(&server)).await;
+    taker.ask("release-on-signal").await;
+    taker.send("fair x");
+    let waiting = async || other.admin().show(&name).await.unwrap().waiters.len();
+    eventually("it waits", async || waiting().await == 1).await;
+    taker.signal(Signal::TERM);
+    let status = taker.ends_within(secs(5)).await;
+    assert_eq!(status.signal(), Some(Signal::TERM.as_raw()), "{status}");
+    assert_eq!(waiting().await, 0);
+    held.release().await.unwrap();
+}
+
 /// The work does not stop: what is hosted or long is given back after the grace period all the same.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_signal_gives_back_hosted_and_long_leases_and_leaves_short_ones() {

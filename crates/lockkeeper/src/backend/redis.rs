@@ -117,6 +117,7 @@ use crate::loss::Loss;
 use crate::name::Name;
 use crate::owner::RequestId;
 use crate::token::TokenBlock;
+use crate::undo::UNDOING;
 use crate::url::{Dialect, RedisOptions};
 use crate::wait::pause;
 
@@ -287,7 +288,9 @@ impl Drop for Parked<'_> {
         }
         let (server, lock, id) = (Arc::clone(self.server), self.lock.to_owned(), self.id);
         let until = Instant::now() + self.ttl;
+        let undoing = UNDOING.begin();
         requests.runtime().spawn(async move {
+            let _undoing = undoing;
             let undo = || server.run::<u8>(&server.scripts.release, &lock, id, &["", LATE]);
             while let Err(error) = undo().await
                 && may_pass(&error)

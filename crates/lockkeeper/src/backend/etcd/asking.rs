@@ -15,6 +15,7 @@ use super::{Etcd, RETRY, Server, WAITER_LEASE};
 use crate::backend::{Hold, Kind, Patience, Renewal, Request, Term};
 use crate::clock::Instant;
 use crate::error::{Error, Result};
+use crate::undo::UNDOING;
 
 /// How often what somebody else changed in the meantime is looked at again before a pause.
 const TRIES: u32 = 8;
@@ -364,7 +365,9 @@ impl Drop for Asking<'_> {
         let (server, own) = (Arc::clone(self.server()), self.own.clone());
         let leases = [self.first, layout::lease(&self.keys, self.request.id, 1)];
         let until = Instant::now() + self.request.term.ttl().max(WAITER_LEASE);
+        let undoing = UNDOING.begin();
         requests.runtime().spawn(async move {
+            let _undoing = undoing;
             while undo(&server, &own, leases).await.is_err() && Instant::now() < until {
                 tokio::time::sleep(RETRY).await;
             }

@@ -21,6 +21,7 @@ use crate::error::{Error, Result};
 use crate::model::{News, World};
 use crate::name::Name;
 use crate::owner::RequestId;
+use crate::undo::UNDOING;
 
 /// At most so many requests in one transaction.
 const BATCH: usize = 256;
@@ -74,7 +75,9 @@ impl Store {
             })
         };
         let mut first = undo();
+        let undoing = UNDOING.begin();
         in_.spawn(async move {
+            let _undoing = undoing;
             while first.await.is_err() && Instant::now() < until {
                 tokio::time::sleep(UNDO_PAUSE).await;
                 first = undo();

@@ -24,6 +24,7 @@ use crate::backend::register::Register;
 use crate::clock::Instant;
 use crate::error::{Error, Result};
 use crate::owner::{self, RequestId};
+use crate::undo::UNDOING;
 use crate::url::RedLockOptions;
 
 macro_rules! script {
@@ -303,8 +304,9 @@ impl Nodes {
     ) -> tokio::task::JoinHandle<()> {
         let given_up = GivenUp::new(self, value);
         let (all, until) = (Arc::clone(self), Instant::now() + ttl);
+        let undoing = UNDOING.begin();
         self.runtime().spawn(async move {
-            let _given_up = given_up;
+            let _given_up = (given_up, undoing);
             let (mut left, step) = (nodes, &step);
             let mut pause = RETRY;
             loop {

@@ -19,6 +19,7 @@ use crate::clock::Instant;
 use crate::error::Result;
 use crate::model::World;
 use crate::owner::{self, RequestId};
+use crate::undo::UNDOING;
 
 /// How often to try again while others are faster.
 const TRIES: u32 = 60;
@@ -184,8 +185,9 @@ impl<D: Dialect> Store<D> {
                 })
             }
         };
-        let mut undoing = undo();
+        let (mut undoing, counted) = (undo(), UNDOING.begin());
         self.hub.requests.runtime().spawn(async move {
+            let _counted = counted;
             let mut pause = UNDO_PAUSE;
             loop {
                 let done = undoing.await;

@@ -11,6 +11,7 @@ use super::session::{Ensemble, Session, answered, delete_for_good, failed, is_an
 use super::{BACKEND, OUTAGE, RETRY};
 use crate::clock::Instant;
 use crate::error::{Error, Result};
+use crate::undo::UNDOING;
 
 /// A waiter looks again after this even if it hears nothing.
 const LOOK_AGAIN: Duration = Duration::from_secs(30);
@@ -302,7 +303,9 @@ impl Drop for Traces {
             return;
         }
         let session = Arc::clone(&self.session);
+        let undoing = UNDOING.begin();
         self.ensemble.runtime.spawn(async move {
+            let _undoing = undoing;
             for (dir, stem) in places {
                 remove(&session, &dir, &stem).await;
             }

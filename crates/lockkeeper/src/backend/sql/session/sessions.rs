@@ -12,6 +12,7 @@ use super::super::fault::{Fault, STATEMENT_TIME};
 use super::super::pool::{Pool, statement};
 use super::ties::{SPARE, Ties};
 use crate::clock::Instant;
+use crate::undo::UNDOING;
 
 pub(super) struct Sessions<D: Ties> {
     /// For everything that needs no session.
@@ -89,7 +90,9 @@ impl<D: Ties> Sessions<D> {
     /// Ends a session that may have or get a lock which nobody wants, until the server does so itself.
     fn end_at_last(self: &Arc<Self>, session: u64, Aim { key, ttl }: Aim, held: bool) {
         let (home, since) = (Arc::clone(self), Instant::now());
+        let undoing = UNDOING.begin();
         self.runtime.spawn(async move {
+            let _undoing = undoing;
             while let Err(fault) = home.end(session, &key, held, since).await {
                 tracing::debug!(%fault, "could not end a session; trying again");
                 if !fault.may_pass() || Instant::now() >= since + ttl {
