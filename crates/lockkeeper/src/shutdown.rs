@@ -43,7 +43,8 @@ impl Locks {
     /// Ends the use of these locks: refuses new ones, ends all waits, tells every holder that its
     /// lock is lost, waits up to `grace` for the guards to go and for their locks to be back at the
     /// store, and then gives back what is still held, except fixed leases that were never taken or renewed
-    /// for more than 30 s, which end by themselves soon enough.
+    /// for more than 30 s, which end by themselves soon enough. Those who wait leave their place in line
+    /// before it returns, if they can within the grace and a second.
     ///
     /// Stop the work first: what is given back while its holder still works is no longer exclusive.
     pub async fn shutdown(&self, grace: Duration) -> Shutdown {
@@ -59,9 +60,10 @@ impl Locks {
     /// `examples/graceful_service.rs`.
     ///
     /// A signal that is ignored, as `nohup` does with SIGHUP, stays ignored. For several [`Locks`] call
-    /// it on each: the process ends when all are done, and after 15 s in any case. A guard that outlives its
-    /// [`Locks`] is given back as well, and those who wait leave their place in line. A thread waits for the signals; it is the same one for all, and does
-    /// not need the runtime to be alive.
+    /// it on each: the process ends when all are done, and after 15 s in any case. A guard that outlives
+    /// its [`Locks`] is given back as well. A thread waits for the signals; it is the same one for all, and
+    /// does not need the runtime to be alive. A child that is forked without `exec` has no such thread: it
+    /// hears these signals, and nothing happens.
     ///
     /// # Errors
     ///
@@ -92,6 +94,14 @@ async fn shut_down(keeper: &Arc<Keeper>, locks: Option<&Inner>, grace: Duration)
     }
     // Whether they went in time or not, what is left is dealt with next.
     let _ = tokio::time::timeout(grace, keeper.empty()).await;
+    // Requests that have been told leave their place in line, in the background. What else is undone there
+    // may be of other locks, and is not worth more time.
+    let gone = async {
+        while !(keeper.waiting.is_zero() && UNDOING.is_zero()) {
+            tokio::time::sleep(LOOK).await;
+        }
+    };
+    let _ = tokio::time::timeout(grace.min(LEAVE), gone).await;
     let mut report = Shutdown { released: 0, left: keeper.still_leaving() };
     let is_short = |lease: &Arc<Lease>| {
         matches!(lease.terms.term, Term::Fixed(_)) && lease.longest() <= LONG_LEASE
@@ -173,21 +183,7 @@ fn shut_all_down() {
     let all = locks.iter().filter_map(|(keeper, locks)| {
         keeper.as_ref().map(|keeper| shut_down(keeper, locks.as_deref(), GRACE))
     });
-    runtime.block_on(async {
-        join_all(all).await;
-        // Requests that have been told so leave their place in line, in the background.
-        let is_waiting = |(keeper, _): &(Option<Arc<Keeper>>, _)| {
-            keeper.as_ref().is_some_and(|keeper| !keeper.waiting.is_zero())
-        };
-        let gone = async {
-            while locks.iter().any(is_waiting) || !UNDOING.is_zero() {
-                tokio::time::sleep(LOOK).await;
-            }
-        };
-        if tokio::time::timeout(LEAVE, gone).await.is_err() {
-            tracing::warn!("not every request could leave its place in time");
-        }
-    });
+    runtime.block_on(join_all(all));
 }
 
 /// Ends this process by a signal, so that whoever started it sees that.

@@ -140,6 +140,7 @@ pub async fn shutdown_ends_waits(harness: &dyn Harness) {
     queued(&other, "x", if locks.backend().capabilities().fair { 2 } else { 1 }).await;
     let report = soon("the end", locks.shutdown(10 * LONG)).await;
     assert_eq!((report.released, report.left), (0, 0));
+    assert_eq!(show(&other, "x").await.waiters, [], "they have left, in case the process ends now");
     for wait in waits {
         let error = soon("the end of the wait", wait).await.unwrap();
         assert!(matches!(error, Some(Error::ShutDown)), "{error:?}");
