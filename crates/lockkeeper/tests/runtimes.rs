@@ -123,7 +123,7 @@ fn the_blocking_interface_locks_and_releases() {
     assert_eq!(two.latch("gate").count_down().unwrap(), 0);
     assert!(one.latch("gate").wait_timeout(Duration::from_secs(5)).unwrap());
     let fixed = one.lease(Duration::from_secs(5)).mutex("w").lock().unwrap();
-    fixed.renew(Duration::from_secs(60)).unwrap();
+    fixed.renew(Duration::from_secs(30)).unwrap();
     assert!(fixed.remaining().is_some_and(|left| left > Duration::from_secs(20)));
     assert_eq!(one.shutdown(Duration::ZERO).unwrap().released, 0, "a short fixed lease is left");
 }
