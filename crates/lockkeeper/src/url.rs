@@ -129,7 +129,8 @@ impl Url {
         }
     }
 
-    /// What the store is called: no password, no options.
+    /// What the store is called: no password, and of the options those that make other locks of it. Where
+    /// two stores are called the same, a lock of one is taken for that of the other.
     #[cfg(any(
         feature = "etcd",
         feature = "mysql",
@@ -138,7 +139,26 @@ impl Url {
         feature = "zookeeper"
     ))]
     fn place(&self) -> String {
-        self.text.split('?').next().unwrap_or_default().to_owned()
+        let mut place = self.text.split('?').next().unwrap_or_default().to_owned();
+        let (prefix, dialect) = match &self.scheme {
+            Scheme::Redis { options, .. } => {
+                (&*options.prefix, (options.dialect == Dialect::Plain).then_some("plain"))
+            }
+            Scheme::RedLock(options) => (&*options.prefix, None),
+            Scheme::Etcd { prefix, .. } => (&**prefix, None),
+            Scheme::ZooKeeper { options, .. } => {
+                ("", (options.dialect == Recipe::Kazoo).then_some("kazoo"))
+            }
+            Scheme::Postgres(options) | Scheme::MySql(options) => (&*options.prefix, None),
+            Scheme::Memory(_) | Scheme::File(_) => ("", None),
+        };
+        let prefix = Some(prefix).filter(|prefix| !prefix.is_empty());
+        let options = [("prefix", prefix), ("dialect", dialect)];
+        for (name, value) in options.iter().filter_map(|(name, value)| Some((name, (*value)?))) {
+            place.push(if place.contains('?') { '&' } else { '?' });
+            place.push_str(&format!("{name}={value}"));
+        }
+        place
     }
 
     /// Connects.

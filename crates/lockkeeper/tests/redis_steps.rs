@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use lockkeeper::clock::Instant;
-use lockkeeper::{Cause, Locks, Name};
+use lockkeeper::{Cause, Locks, Multi, Name};
 use redis::{FromRedisValue, aio::MultiplexedConnection};
 use testkit::proxy::Proxy;
 use testkit::server::{self, Server};
@@ -125,6 +125,20 @@ async fn renewals_go_together() {
         let lost = guards.iter().filter(|guard| guard.is_lost()).count();
         assert_eq!(lost, 1, "the others are not concerned");
     }
+}
+
+/// The same name under two prefixes is two locks, also as members of one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_multi_lock_takes_a_name_under_each_prefix() {
+    let scene = Scene::set("").await;
+    let url = |prefix: &str| format!("redis://{}?prefix={prefix}", scene.server.address());
+    let [one, two] = [url("one/"), url("two/")];
+    let [one, two] = [Locks::connect(&one).await.unwrap(), Locks::connect(&two).await.unwrap()];
+    let both = Multi::new([one.mutex("x"), two.mutex("x")]).lock().await.unwrap();
+    for key in ["one/x", "two/x"] {
+        assert!(scene.two.mutex(key).try_lock().await.unwrap().is_none(), "{key}");
+    }
+    both.release().await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

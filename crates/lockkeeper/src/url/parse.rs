@@ -168,6 +168,38 @@ mod tests {
     use super::super::{Access, Dialect, Recipe, TlsFiles};
     use super::*;
 
+    /// Else a multi-lock would leave one of two out, and circles would be looked for in the wrong list.
+    #[cfg(any(
+        feature = "etcd",
+        feature = "mysql",
+        feature = "postgres",
+        feature = "redis",
+        feature = "zookeeper"
+    ))]
+    #[test]
+    fn other_locks_of_one_server_are_another_place() {
+        let place = |url: &str| url.parse::<Url>().unwrap().place();
+        for (url, other) in [
+            ("redis://h:1", "prefix=a"),
+            ("redis://h:1?prefix=b", "prefix=a"),
+            ("redis://h:1", "dialect=plain"),
+            ("redlock://a,b,c", "prefix=a"),
+            ("etcd://h", "prefix=a"),
+            ("zookeeper://h/x", "dialect=kazoo"),
+            ("postgres://me@h/db", "prefix=a"),
+            ("mysql://me@h/db", "prefix=a"),
+        ] {
+            let base = url.split('?').next().unwrap();
+            assert_ne!(place(url), place(&format!("{base}?{other}")), "{url} {other}");
+        }
+        assert_eq!(place("redis://me:s3cret@h:1?ttl=5s&prefix=a"), "redis://me@h:1?prefix=a");
+        assert_eq!(place("redis://h?ttl=5s&dialect=redisson&replicas=1"), "redis://h");
+        assert_eq!(
+            place("redis://h?dialect=plain&prefix=a"),
+            place("redis://h?prefix=%61&dialect=plain")
+        );
+    }
+
     #[test]
     fn bad_urls_say_what_is_known() {
         let cases = [
