@@ -280,6 +280,41 @@ async fn a_circle_that_is_closed_late_is_found_by_who_waits_long_since() {
     assert!(soon("goes on", old).await.unwrap().1.is_ok());
 }
 
+/// One server, and two sets of locks in it that have nothing to do with each other.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_circle_through_two_prefixes_of_one_server_is_told_to_one() {
+    let (url, server) = redis().await;
+    let one = (format!("{url}?prefix=one/"), server);
+    circles_through(one, (format!("{url}?prefix=two/"), Box::new(()))).await;
+}
+
+/// Only the first of a process waits at the server; the one in the circle is behind it.
+#[cfg(feature = "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_circle_through_the_second_in_line_for_a_session_is_found() {
+    let postgres = database(testkit::database::System::Postgres, "?mode=session").await;
+    let stores = Stores([postgres, file()]);
+    let [sessions, file] = stores.connect().await;
+    let [old, young] = [file.new_owner(), file.new_owner()];
+    let olds = sessions.owned_by(&old).mutex("a").lock().await.unwrap();
+    let youngs = file.owned_by(&young).mutex("b").lock().await.unwrap();
+    let first = sessions.mutex("a");
+    let first = tokio::spawn(async move { first.lock().await.map(drop) });
+    let a = "a".parse().unwrap();
+    let waits = async || !sessions.admin().show(&a).await.unwrap().waiters.is_empty();
+    eventually("the first waits", waits).await;
+    let b = file.owned_by(&old).mutex("b");
+    let waiting = tokio::spawn(async move { b.lock().await });
+    let told = soon("told", sessions.owned_by(&young).mutex("a").lock()).await;
+    let Err(Error::Deadlock { cycle }) = told else { panic!("{told:?}") };
+    assert_eq!(cycle.len(), 2);
+    youngs.release().await.unwrap();
+    for guard in [soon("goes on", waiting).await.unwrap().unwrap(), olds] {
+        guard.release().await.unwrap();
+    }
+    soon("goes on", first).await.unwrap().unwrap();
+}
+
 /// Readers, writers and fair locks are in the way of each other as well.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_circle_through_readers_is_found() {

@@ -77,6 +77,7 @@ use crate::error::{Error, Result};
 use crate::locks::OVERTIME;
 use crate::loss::Loss;
 use crate::name::Name;
+use crate::owner::{Owner, RequestId};
 use crate::token::TokenBlock;
 use crate::url::SqlOptions;
 use crate::wait::{pause, until};
@@ -108,6 +109,18 @@ pub(super) struct Session<D: Ties> {
     book: Book,
 }
 
+/// Those of this process who wait behind the first, by place and key: the server knows nothing of them.
+static BEHIND: Mutex<Vec<(RequestId, String, Vec<u8>, Owner)>> = Mutex::new(Vec::new());
+
+/// One of them, for as long as this lives.
+struct InLine(RequestId);
+
+impl Drop for InLine {
+    fn drop(&mut self) {
+        BEHIND.lock().retain(|(id, ..)| *id != self.0);
+    }
+}
+
 impl<D: Ties> Session<D> {
     pub(super) async fn connect(
         dialect: D,
@@ -119,7 +132,7 @@ impl<D: Ties> Session<D> {
         let sessions = Sessions::new(pool, options.pool);
         let this = Arc::new(Self {
             // Not the same locks as those of the same database with leases.
-            place: format!("{place}?mode=session"),
+            place: format!("{place}{}mode=session", if place.contains('?') { '&' } else { '?' }),
             prefix: options.prefix.clone(),
             connections: options.pool,
             sessions,
@@ -166,6 +179,20 @@ impl<D: Ties> Session<D> {
         let line = Arc::default();
         lines.insert(key.to_vec(), Arc::downgrade(&line));
         line
+    }
+
+    /// Says that somebody waits in it.
+    fn enter_line(&self, request: &Request, key: &[u8]) -> InLine {
+        let (place, owner) = (self.place.clone(), request.owner.clone());
+        BEHIND.lock().push((request.id, place, key.to_vec(), owner));
+        InLine(request.id)
+    }
+
+    /// Who does.
+    fn behind(&self, key: &[u8]) -> Vec<Owner> {
+        let behind = BEHIND.lock();
+        let here = behind.iter().filter(|(_, place, of, _)| *place == self.place && of == key);
+        here.map(|(.., owner)| owner.clone()).collect()
     }
 
     /// An owner that would wait for itself.
@@ -342,10 +369,15 @@ impl<D: Ties> Backend for Session<D> {
         let key = self.key(&request.name);
         let _place = match request.patience {
             Patience::TryOnce => None,
-            patience => match until(patience, self.line(&key).lock_owned()).await {
-                Some(place) => Some(place),
-                None => return Ok(None),
-            },
+            patience => {
+                let in_line = self.enter_line(&request, &key);
+                let place = until(patience, self.line(&key).lock_owned()).await;
+                drop(in_line);
+                match place {
+                    Some(place) => Some(place),
+                    None => return Ok(None),
+                }
+            }
         };
         let patience = match request.patience {
             // Asked once, but the answer may have been lost: then ask for it again.

@@ -17,6 +17,7 @@ use crate::backend::{Admin, Eviction, Holding, Status};
 use crate::clock::Instant;
 use crate::error::Result;
 use crate::name::Name;
+use crate::owner::Owner;
 use crate::token::{Token, TokenBlock};
 
 /// How long a holder that is alive may take to find out that it is evicted.
@@ -161,7 +162,12 @@ impl<D: Ties> Session<D> {
 }
 
 /// What is seen of one name.
-fn status(name: Name, seen: &[&Seen], ties: &[Tie], called: &str) -> Status {
+fn status(
+    name: Name,
+    seen: &[&Seen],
+    (ties, called): (&[Tie], &str),
+    behind: Vec<Owner>,
+) -> Status {
     let holders = seen.iter().map(|seen| Holding {
         owner: seen.held.owner.clone(),
         token: seen.token(),
@@ -169,7 +175,8 @@ fn status(name: Name, seen: &[&Seen], ties: &[Tie], called: &str) -> Status {
         lease_left: None,
     });
     let waiting = ties.iter().filter(|tie| !tie.granted && tie.lock == called);
-    let waiters: Vec<_> = waiting.filter_map(|tie| tie.waiter.clone()).collect();
+    let mut waiters: Vec<_> = waiting.filter_map(|tie| tie.waiter.clone()).collect();
+    waiters.extend(behind);
     let used_as = seen.first().map(|seen| seen.held.used_as.clone());
     // By a transaction, or by somebody who is just about to say so.
     let taken = ties.iter().any(|tie| tie.granted && tie.lock == called);
@@ -195,7 +202,7 @@ impl<D: Ties> Admin for Session<D> {
             let key = self.key(&name);
             let of_name: Vec<_> =
                 seen.iter().filter(|seen| seen.held.key.as_bytes() == key).collect();
-            status(name, &of_name, &ties, called)
+            status(name, &of_name, (&ties, called), self.behind(&key))
         });
         Ok(shown.collect())
     }
@@ -205,7 +212,8 @@ impl<D: Ties> Admin for Session<D> {
         let surveyed = self.look(Some(&key)).await;
         let (seen, ties, called) = surveyed.map_err(|fault| error::<D>(fault, "looking"))?;
         let of_name: Vec<_> = seen.iter().filter(|seen| seen.held.key.as_bytes() == key).collect();
-        Ok(status(name.clone(), &of_name, &ties, &called.unwrap_or_default()))
+        let called = called.unwrap_or_default();
+        Ok(status(name.clone(), &of_name, (&ties, &called), self.behind(&key)))
     }
 
     async fn evict(&self, name: &Name, reason: &str) -> Result<Eviction> {
