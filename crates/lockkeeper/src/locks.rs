@@ -313,7 +313,9 @@ impl Inner {
             match &options.owner {
                 Some(owner) => {
                     let granted = self.enter_again(name, kind, owner, options, patience);
-                    if options.ignores_deadlocks || patience == Patience::TryOnce {
+                    // Circles through permits are not looked for, so a wait for one would look in vain.
+                    let never = matches!(kind, Kind::Permit { .. });
+                    if never || options.ignores_deadlocks || patience == Patience::TryOnce {
                         return granted.await;
                     }
                     tokio::select! {

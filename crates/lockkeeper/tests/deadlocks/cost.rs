@@ -9,7 +9,7 @@ use lockkeeper::clock::Instant;
 use testkit::faulty::{Faults, Faulty, Mode};
 use testkit::wait::{eventually, soon};
 
-use super::{Pair, a_circle};
+use super::{Pair, REPORTED, a_circle};
 
 /// Locks in this process, and who counts what is asked of them.
 fn counted() -> (Locks, Arc<Faults>) {
@@ -88,6 +88,29 @@ async fn who_is_in_nobodys_way_asks_for_no_list() {
         soon("granted", wait).await.unwrap().unwrap().release().await.unwrap();
     }
     own.release().await.unwrap();
+}
+
+/// No circle is looked for that leads through a permit, also by who is in somebody's way.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_waits_for_a_permit_asks_nothing() {
+    if !is_alone("cost::who_waits_for_a_permit_asks_nothing") {
+        return;
+    }
+    let (locks, faults) = counted();
+    let one = locks.owned_by(&locks.new_owner());
+    let taken = locks.semaphore("seats", 1).acquire().await.unwrap();
+    let own = one.mutex("own").lock().await.unwrap();
+    let behind = locks.mutex("own");
+    let behind = tokio::spawn(async move { behind.lock().await.map(drop) });
+    let seats = one.semaphore("seats", 1);
+    let waiting = tokio::spawn(async move { seats.acquire().await });
+    tokio::time::sleep(REPORTED).await;
+    assert!(!waiting.is_finished());
+    assert_eq!((faults.show.begun(), faults.list.begun()), (0, 0));
+    taken.release().await.unwrap();
+    soon("granted", waiting).await.unwrap().unwrap().release().await.unwrap();
+    own.release().await.unwrap();
+    soon("goes on", behind).await.unwrap().unwrap();
 }
 
 /// A store that hangs is asked by one for all, and not at once again.
