@@ -1,5 +1,6 @@
 //! Commit, conflict, abort, holes; and what is left on the connection after each.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use lockkeeper::backend::redis::optimistic::redis::{self, Cmd, Value};
@@ -300,6 +301,29 @@ async fn a_transaction_is_of_no_use_after_its_body() {
     assert!(matches!(late.watch(["a"]).await, Err(Error::Config(_))));
     assert!(matches!(late.queue(Cmd::set("a", 1)), Err(Error::Config(_))));
     nothing_is_watched(&locks, &raw).await;
+}
+
+/// A read that goes on behind the back of a body that has ended: the connection is not kept for it, and
+/// nothing is accepted that nobody would carry out.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_body_that_ends_while_it_reads_keeps_nothing() {
+    let (_server, locks, raw) = start().await;
+    let before = clients(&raw).await;
+    let (raw, kept) = (&raw, &std::sync::Mutex::<Option<Arc<Tx>>>::default());
+    let ended = locks.optimistic(["a"], |tx| async move {
+        let tx = Arc::new(tx);
+        kept.lock().unwrap().replace(Arc::clone(&tx));
+        tokio::spawn(async move { tx.read::<Value>(Cmd::blpop("nothing", 2.0)).await });
+        let reads = async || raw.text("CLIENT LIST").await.unwrap().contains("cmd=blpop");
+        eventually("it reads", reads).await;
+        Ok(())
+    });
+    let ended = ended.await;
+    assert!(matches!(ended, Err(Error::Config(_))), "{ended:?}");
+    let late = kept.lock().unwrap().take().unwrap();
+    assert!(matches!(late.queue(Cmd::set("a", 1)), Err(Error::Config(_))));
+    eventually("the connection is closed", async || clients(raw).await == before).await;
+    assert!(matches!(late.read::<()>(Cmd::get("a")).await, Err(Error::Config(_))));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

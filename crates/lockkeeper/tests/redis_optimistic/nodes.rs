@@ -46,6 +46,14 @@ async fn in_a_cluster_all_keys_have_to_be_in_one_slot() {
             tx.watch([stray]).await
         });
         assert!(matches!(reads.await, Err(Error::Unsupported { .. })), "{stray}");
+        let runs = &AtomicU32::new(0);
+        let does_without = locks.optimistic([one], |tx| async move {
+            runs.fetch_add(1, Ordering::SeqCst);
+            Ok(tx.read::<Option<i64>>(Cmd::get(stray)).await.is_ok())
+        });
+        let outcome = in_time(does_without).await;
+        assert!(matches!(outcome, Ok(Outcome::Committed { .. })), "{stray}: {outcome:?}");
+        assert_eq!(runs.load(Ordering::SeqCst), 1, "it would be refused again");
     }
     let same = locks.optimistic([one], |tx| async move { tx.read::<i64>(Cmd::get(one)).await });
     assert!(matches!(same.await.unwrap(), Outcome::Committed { value: 1, .. }), "nothing ran");
@@ -85,6 +93,29 @@ async fn a_slot_that_moves_is_followed() {
     assert_eq!(count(None, false).await.0, 2, "moved before");
     assert_eq!(count(Some((third, owner)), true).await, (3, 2), "moved under one that only reads");
     assert_eq!(ask(cluster.servers[owner].address(), "GET x").await, "3");
+}
+
+/// A key that is not there leaves nothing behind when its slot moves, and a command without a key is
+/// carried out anywhere.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_slot_that_moves_is_noticed_by_commands_without_keys() {
+    let cluster = Cluster::start(SETTLE).await;
+    let locks = Locks::connect(&cluster.url()).await.unwrap();
+    let slot = cluster.slot("x").await;
+    let owner = cluster.owner_other_than(slot, None).await;
+    let (other, cluster, runs) = ((owner + 1) % 3, &cluster, &AtomicU32::new(0));
+    let announced = locks.optimistic(["x"], |tx| async move {
+        let x: Option<i64> = tx.read(Cmd::get("x")).await?;
+        if runs.fetch_add(1, Ordering::SeqCst) == 0 {
+            cluster.move_slot(slot, owner, other).await;
+            assert_eq!(ask(cluster.servers[other].address(), "SET x 1").await, "OK");
+        }
+        tx.queue(Cmd::publish("news", "of x"))?;
+        Ok(x)
+    });
+    let outcome = in_time(announced).await.unwrap();
+    let Outcome::Committed { value: Some(1), replies } = outcome else { panic!("{outcome:?}") };
+    assert_eq!(replies.len(), 1);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -351,8 +351,9 @@ impl Optimistic {
         for command in queued {
             pipeline.add_command(command.clone());
         }
-        // Without a key the server would not notice that the slot is elsewhere by now.
-        let look = usize::from(queued.is_empty() && slot.is_some());
+        // Without a key the server would not notice that the slot is elsewhere by now; and not every
+        // command has one.
+        let look = usize::from(slot.is_some());
         if look == 1 {
             pipeline.cmd("EXISTS").arg(&self.keys[0]);
         }

@@ -14,7 +14,8 @@ use super::own::{Own, in_time};
 use crate::error::{Error, Result};
 
 /// What belongs to the connection, not to the data: it would take the transaction apart.
-const REFUSED: [&str; 18] = [
+const REFUSED: [&str; 23] = [
+    "ASKING",
     "AUTH",
     "CLIENT",
     "DISCARD",
@@ -23,13 +24,17 @@ const REFUSED: [&str; 18] = [
     "MONITOR",
     "MULTI",
     "PSUBSCRIBE",
+    "PSYNC",
     "PUNSUBSCRIBE",
     "QUIT",
+    "READONLY",
+    "READWRITE",
     "RESET",
     "SELECT",
     "SSUBSCRIBE",
     "SUBSCRIBE",
     "SUNSUBSCRIBE",
+    "SYNC",
     "UNSUBSCRIBE",
     "UNWATCH",
     "WATCH",
@@ -43,7 +48,10 @@ pub struct Tx(Arc<Shared>);
 pub(super) struct Shared {
     /// Taken away when the body has ended.
     own: Mutex<Option<Own>>,
-    queued: SyncMutex<Vec<Cmd>>,
+    /// `None` when the body has ended.
+    queued: SyncMutex<Option<Vec<Cmd>>>,
+    /// The body has ended, and nobody waits for the read that goes on.
+    abandoned: AtomicBool,
     /// The connection failed: what was read is not to be trusted.
     broken: AtomicBool,
     /// In a cluster, where all keys are.
@@ -54,7 +62,8 @@ impl Tx {
     pub(super) fn new(own: Own, slot: Option<u16>) -> (Self, Arc<Shared>) {
         let shared = Arc::new(Shared {
             own: Mutex::new(Some(own)),
-            queued: SyncMutex::default(),
+            queued: SyncMutex::new(Some(Vec::new())),
+            abandoned: AtomicBool::new(false),
             broken: AtomicBool::new(false),
             slot,
         });
@@ -101,11 +110,8 @@ impl Tx {
     /// [`Error::Config`] for a command that belongs to the connection, and after the end of the body.
     pub fn queue(&self, command: Cmd) -> Result<()> {
         let command = checked(&command)?;
-        // Nobody would carry it out.
-        if self.0.own.try_lock().is_ok_and(|own| own.is_none()) {
-            return Err(over());
-        }
-        self.0.queued.lock().push(command);
+        // After the end nobody would carry it out.
+        self.0.queued.lock().as_mut().ok_or_else(over)?.push(command);
         Ok(())
     }
 
@@ -113,17 +119,27 @@ impl Tx {
     /// still checked in the end, and more can be queued. To end it all with nothing written and nothing
     /// checked, return an error.
     pub fn discard(&self) {
-        self.0.queued.lock().clear();
+        if let Some(queued) = &mut *self.0.queued.lock() {
+            queued.clear();
+        }
     }
 
     async fn ask<T: FromRedisValue>(&self, command: &Cmd) -> Result<T> {
-        let mut own = self.0.own.lock().await;
-        let own = own.as_mut().ok_or_else(over)?;
+        let mut alone = self.0.own.lock().await;
+        let own = alone.as_mut().ok_or_else(over)?;
         let answer = in_time(LOOK_TIME, command.query_async(&mut own.open.connection)).await;
+        if self.0.abandoned.load(Ordering::SeqCst) {
+            *alone = None;
+            return Err(over());
+        }
+        // Elsewhere for good: to run the body again would not help.
+        let redirected = |error: &Error| cause(error)?.redirect_node().map(|(_, slot)| slot);
+        let elsewhere = answer.as_ref().err().and_then(redirected);
+        if self.0.slot.zip(elsewhere).is_some_and(|(ours, elsewhere)| ours != elsewhere) {
+            return Err(several_slots("a key of a command"));
+        }
         // Also one that may merely pass: a server that has no data yet, or not any more.
-        let failed = |error: &Error| {
-            may_pass(error) || cause(error).is_some_and(|error| error.redirect_node().is_some())
-        };
+        let failed = |error: &Error| may_pass(error) || redirected(error).is_some();
         if answer.as_ref().err().is_some_and(failed) {
             self.0.broken.store(true, Ordering::SeqCst);
         }
@@ -134,13 +150,17 @@ impl Tx {
 impl Shared {
     /// Ends the body's part: its connection, what it queued, and whether the connection is any good.
     pub(super) async fn end(&self) -> Result<(Own, Vec<Cmd>, bool)> {
+        let queued = self.queued.lock().take().unwrap_or_default();
         // A read that goes on behind the body's back: not for ever.
         let own = tokio::time::timeout(COMMAND_TIME, self.own.lock()).await;
         let own = own.ok().and_then(|mut own| own.take());
-        let own = own.ok_or_else(|| {
-            Error::Config("the body of a transaction ended while it was still reading".into())
-        })?;
-        let queued = std::mem::take(&mut *self.queued.lock());
+        let Some(own) = own else {
+            self.abandoned.store(true, Ordering::SeqCst);
+            // Unless that read sees to it: the connection is closed although somebody has the `Tx`.
+            drop(self.own.try_lock().ok().and_then(|mut own| own.take()));
+            let context = "the body of a transaction ended while it was still reading";
+            return Err(Error::Config(context.into()));
+        };
         Ok((own, queued, self.broken.load(Ordering::SeqCst)))
     }
 }
@@ -186,7 +206,9 @@ fn checked(command: &Cmd) -> Result<Cmd> {
 
 impl fmt::Debug for Tx {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Tx").field("queued", &self.0.queued.lock().len()).finish_non_exhaustive()
+        f.debug_struct("Tx")
+            .field("queued", &self.0.queued.lock().as_ref().map(Vec::len))
+            .finish_non_exhaustive()
     }
 }
 
@@ -196,7 +218,7 @@ mod tests {
 
     #[test]
     fn commands_of_the_connection_are_refused() {
-        for name in ["multi", "EXEC", "Watch", "client", ""] {
+        for name in ["multi", "EXEC", "Watch", "client", "readonly", "ASKING", "sync", ""] {
             let error = checked(redis::cmd(name).arg("x")).unwrap_err();
             assert!(matches!(error, Error::Config(_)), "{name}: {error}");
         }
