@@ -20,13 +20,16 @@
 //! # When it breaks
 //!
 //! - Only locks under an owner count: without [`owned_by`](crate::Locks::owned_by) nobody can know that the
-//!   one who holds is the one who waits. An owner belongs to one task: it is taken to be stuck when it
-//!   waits, also if it works on elsewhere, and what it took in another process does not count.
+//!   one who holds is the one who waits; and only owners of [`new_owner`](crate::Locks::new_owner), not ones
+//!   made of any other text. An owner belongs to one task: it is taken to be stuck when it waits, also if it
+//!   works on elsewhere, and what it took in another process does not count.
 //! - The one that is to be told needs a [`Locks`](crate::Locks) for each store in the circle, and has to
 //!   have this switched on.
 //! - Circles through semaphores and latches, and through locks of other programs, are not found.
-//! - A wait with a time-out that would have ended the circle a little later counts like any other; so does
-//!   one that was given up while the store could not be told, until it takes the place away.
+//! - A wait with a time-out and a lease without renewal that would have ended the circle a little later count
+//!   like any other; so does a wait that was given up while the store could not be told, until it takes the
+//!   place away.
+//! - With `mode=session` other processes see only the first of those of one process that wait for a lock.
 //! - Owners are compared by the clock of their machine since it was started. Of two machines it is always
 //!   the same one that counts as younger, but not always the right one.
 //!

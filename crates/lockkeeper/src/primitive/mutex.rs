@@ -101,7 +101,8 @@ impl Mutex {
     ///
     /// # Errors
     ///
-    /// [`Error::Timeout`](crate::Error::Timeout), with the holder where the store can name it.
+    /// [`Error::Timeout`](crate::Error::Timeout), with the holder where the store can name it; as for
+    /// [`lock`](Self::lock) otherwise.
     pub async fn lock_timeout(&self, timeout: Duration) -> Result<Guard> {
         self.target.lock_timeout(self.kind, timeout).await
     }

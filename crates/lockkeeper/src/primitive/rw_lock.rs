@@ -64,7 +64,8 @@ impl RwLock {
     ///
     /// # Errors
     ///
-    /// When the store cannot be used, or after [`Locks::shutdown`]; never for contention.
+    /// When the store cannot be used, or after [`Locks::shutdown`]; never for contention, except that of
+    /// owners that wait for each other: [`Error::Deadlock`](crate::Error::Deadlock).
     pub async fn read(&self) -> Result<Guard> {
         self.target.lock(self.reading()).await
     }
@@ -82,7 +83,7 @@ impl RwLock {
     ///
     /// # Errors
     ///
-    /// [`Error::Timeout`](crate::Error::Timeout).
+    /// [`Error::Timeout`](crate::Error::Timeout); as for [`read`](Self::read) otherwise.
     pub async fn read_timeout(&self, timeout: Duration) -> Result<Guard> {
         self.target.lock_timeout(self.reading(), timeout).await
     }
@@ -110,8 +111,7 @@ impl RwLock {
     ///
     /// # Errors
     ///
-    /// [`Error::Timeout`](crate::Error::Timeout); [`Error::Upgrade`](crate::Error::Upgrade) when the
-    /// owner reads.
+    /// [`Error::Timeout`](crate::Error::Timeout); as for [`write`](Self::write) otherwise.
     pub async fn write_timeout(&self, timeout: Duration) -> Result<WriteGuard> {
         self.target.lock_timeout(self.writing(), timeout).await.map(WriteGuard)
     }
