@@ -109,8 +109,11 @@ pub(super) struct Session<D: Ties> {
     book: Book,
 }
 
-/// Those of this process who wait behind the first, by place and key: the server knows nothing of them.
-static BEHIND: Mutex<Vec<(RequestId, String, Vec<u8>, Owner)>> = Mutex::new(Vec::new());
+/// One who waits: his request, at which place, for which key.
+type Waiting = (RequestId, String, Vec<u8>, Owner);
+
+/// Those of this process who wait behind the first: the server knows nothing of them.
+static BEHIND: Mutex<Vec<Waiting>> = Mutex::new(Vec::new());
 
 /// One of them, for as long as this lives.
 struct InLine(RequestId);
