@@ -95,10 +95,10 @@ pub(super) fn spread(amounts: &[u64], more: u64) -> Option<Plan> {
     Some(plan)
 }
 
-/// Adds `more` to one.
+/// Adds `more` to one. `None`: more than there are numbers for; or nothing is known of it.
 pub(super) fn put(amounts: &[u64], more: u64, at: usize) -> Option<Plan> {
     total(amounts)?.checked_add(more)?;
-    Some(vec![(at, amounts[at] + more)])
+    Some(vec![(at, amounts.get(at)? + more)])
 }
 
 /// All together.
@@ -129,6 +129,13 @@ mod tests {
         assert_eq!(after(&[9, 0, 1, 0], &spread(&[9, 0, 1, 0], 3).unwrap()), [9, 2, 2, 0]);
         assert_eq!(spread(&[u64::MAX, 0, 0], 1), None);
         assert_eq!(spread(&[0, 0, u64::MAX], 1), None);
+    }
+
+    /// Another task of the process may have found that what was known is out of date.
+    #[test]
+    fn where_nothing_is_known_nothing_is_planned() {
+        assert_eq!((take(&[], 1, 0), spread(&[], 1), put(&[], 1, 0)), (None, None, None));
+        assert_eq!(gather(&[], 1, 0), None);
     }
 
     #[test]
