@@ -129,6 +129,10 @@ fn broken() -> Error {
     Error::Unavailable { backend: "faulty", context: "broken on command".into(), source: None }
 }
 
+fn refused() -> Error {
+    Error::Unavailable { backend: "refused", context: "refused on command".into(), source: None }
+}
+
 /// What goes wrong, and what was seen.
 #[derive(Debug, Default)]
 pub struct Faults {
@@ -142,6 +146,8 @@ pub struct Faults {
     pub read: Fault,
     /// [`Cells::swap`].
     pub swap: Fault,
+    /// Cells cannot be read, and that does not look as if it would pass.
+    pub refuses_reads: AtomicBool,
     /// A swap of more cells finds somebody else faster. Zero: no swap does.
     pub most_cells: AtomicUsize,
     /// After the next swap of several cells all others of several find somebody else faster.
@@ -217,6 +223,11 @@ impl Backend for Faulty {
 #[async_trait]
 impl Cells for Faulty {
     async fn read(&self, name: &Name, count: usize) -> Result<Vec<Cell>> {
+        if self.faults.refuses_reads.load(Ordering::Relaxed) {
+            // That it was asked is seen.
+            let refused = async { Err(refused()) };
+            return self.faults.read.run(refused).await;
+        }
         self.faults.read.run(self.inner.cells().unwrap().read(name, count)).await
     }
 

@@ -54,6 +54,22 @@ async fn a_lost_answer_is_found_out_though_others_have_written_since() {
     assert_eq!(past.remaining().await.unwrap(), 14);
 }
 
+/// As from a database whose replica is about to become the primary: it refuses what it is asked, and that
+/// is no word about what was taken.
+#[tokio::test]
+async fn a_lost_answer_is_found_out_though_the_store_refuses_meanwhile() {
+    let (here, past, faults) = stock().await;
+    faults.swap.set(Mode::LoseReply);
+    faults.refuses_reads.store(true, Ordering::Relaxed);
+    let taking = tokio::spawn(async move { here.take(3).await });
+    eventually("it looks what came of it", async || faults.read.begun() >= 2).await;
+    assert_eq!(past.remaining().await.unwrap(), 17);
+    faults.swap.set(Mode::Pass);
+    faults.refuses_reads.store(false, Ordering::Relaxed);
+    assert!(soon("told", taking).await.unwrap().unwrap());
+    assert_eq!(past.remaining().await.unwrap(), 17);
+}
+
 #[tokio::test]
 async fn a_request_that_did_not_arrive_is_sent_again() {
     let (here, past, faults) = stock().await;
