@@ -90,7 +90,9 @@ impl Cells for ZooKeeper {
     }
 
     fn may_pass(&self, error: &Error) -> bool {
-        let Error::Unavailable { source: Some(source), .. } = error else { return false };
+        let Error::Unavailable { source, .. } = error else { return false };
+        // Without a cause: another task has just found that nobody answers.
+        let Some(source) = source else { return true };
         source.downcast_ref::<ZkError>().is_some_and(|error| !is_answer(error))
     }
 }
