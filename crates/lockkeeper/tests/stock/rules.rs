@@ -105,6 +105,26 @@ async fn zookeeper_is_not_asked_beyond_the_end_of_its_numbers() {
     assert_eq!(cells.read(&name, 1).await.unwrap(), [lockkeeper::backend::Cell::default()]);
 }
 
+/// Where reading what is not committed is usual, half of a step would be seen: less than there is.
+#[cfg(feature = "mysql")]
+#[tokio::test]
+async fn what_is_not_committed_is_not_seen() {
+    use sqlx::Connection;
+
+    let usual = "--transaction-isolation=READ-UNCOMMITTED";
+    let database = testkit::database::System::MariaDb.start(&[usual]).await;
+    let url = database.url("here");
+    Locks::init(&url).await.unwrap();
+    let stock = Locks::connect(&url).await.unwrap().stock("s", 2);
+    stock.restock(20).await.unwrap();
+    let mut other = sqlx::MySqlConnection::connect(&url).await.unwrap();
+    let mut step = other.begin().await.unwrap();
+    let half = "DELETE FROM lockkeeper_cells WHERE cell = 0";
+    sqlx::raw_sql(half).execute(&mut *step).await.unwrap();
+    assert_eq!(stock.remaining().await.unwrap(), 20);
+    step.rollback().await.unwrap();
+}
+
 #[cfg(all(feature = "mysql", feature = "postgres"))]
 mod rights {
     use lockkeeper::Locks;

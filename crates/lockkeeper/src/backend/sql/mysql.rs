@@ -98,7 +98,8 @@ impl Dialect for MySql {
         // What we rely on, whatever is usual at this server.
         let sql = format!(
             "SET autocommit = 1, sql_mode = 'STRICT_ALL_TABLES', \
-             innodb_lock_wait_timeout = {LOCK_TIME}, lock_wait_timeout = {LOCK_TIME}"
+             innodb_lock_wait_timeout = {LOCK_TIME}, lock_wait_timeout = {LOCK_TIME}; \
+             SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ"
         );
         execute(&mut connection, sql).await?;
         Ok(connection)
