@@ -58,7 +58,7 @@ pub(crate) struct Inner {
     pub(crate) backend: Arc<dyn Backend>,
     pub(crate) keeper: Arc<Keeper>,
     pub(crate) identity: Identity,
-    ttl: Duration,
+    pub(crate) ttl: Duration,
     pub(crate) cohorts: SyncMutex<HashMap<(Name, Duration), Weak<Cohort>>>,
     reentrant: SyncMutex<HashMap<(Name, Access, Owner), Arc<Entered>>>,
 }

@@ -98,6 +98,16 @@ async fn a_run_that_is_dropped_died() {
     }
 }
 
+/// Whoever has the lock and takes no tick is slow, or has died: others run it when the lock is free.
+#[tokio::test]
+async fn a_tick_that_somebody_was_about_to_take_is_not_left_out() {
+    let locks = Locks::memory();
+    let lease = Duration::from_secs(3);
+    let _dead = locks.lease(lease).mutex("job").lock().await.unwrap();
+    let run = soon("the lock is free", locks.job("job", rarely()).due()).await.unwrap();
+    run.expect("nobody has it").finish(0).await.unwrap();
+}
+
 /// The one who waits for the lock to see whether a run died runs nothing if it did not.
 #[tokio::test]
 async fn a_run_that_ended_is_not_run_again() {

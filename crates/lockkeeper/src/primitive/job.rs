@@ -26,7 +26,7 @@ use crate::locks::{Inner, Locks};
 use crate::name::Name;
 use crate::owner::RequestId;
 
-/// How long somebody may take from the lock to the claim before its tick is skipped by others.
+/// How often to look what somebody does with the lock who has it and no tick.
 const CLAIMING: Duration = Duration::from_secs(1);
 /// How often to look at the clock while there is nothing to do: it may be set, and the machine may sleep.
 const CLOCK: Duration = Duration::from_secs(1);
@@ -203,7 +203,8 @@ impl Job {
     }
 
     /// The latest tick, if it is due and nobody has it; for programs that something else starts at
-    /// every tick. Also of a job that never ran. With [`Overlap::Wait`] it waits for the run before.
+    /// every tick. Also of a job that never ran. With [`Overlap::Wait`] it waits for the run before; else for
+    /// one who has the lock and no tick, for as long as a lease lasts: it may have died.
     ///
     /// # Errors
     ///
@@ -327,14 +328,7 @@ impl Job {
     async fn run(&self, tick: Tick, begin: Begin) -> Result<Option<Run>> {
         let guard = match self.overlap {
             Overlap::Wait => self.lock(Patience::Forever).await?,
-            Overlap::Skip => match self.lock(Patience::TryOnce).await? {
-                // Somebody is about to take it, or was about to and died.
-                None if !self.is_running().await? => {
-                    let soon = Instant::now() + CLAIMING;
-                    self.lock(Patience::Until(soon.min(self.until_next().deadline()))).await?
-                }
-                tried => tried,
-            },
+            Overlap::Skip => self.lock_unless_running(tick).await?,
         };
         match guard {
             Some(guard) => self.claim(guard, begin).await,
@@ -345,11 +339,29 @@ impl Job {
         }
     }
 
-    /// Whether whoever holds the lock has a tick, and is not about to take one.
-    async fn is_running(&self) -> Result<bool> {
+    /// Somebody may be about to take a tick, slowly, or was about to and died: then the lock is free when
+    /// its lease is over, and nobody has run it. `None`: it is run, or the lock is kept for something else.
+    async fn lock_unless_running(&self, tick: Tick) -> Result<Option<Guard>> {
+        let lease = Instant::now() + self.target.ttl() + CLAIMING;
+        let until = lease.min(self.until_next().deadline());
+        let mut patience = Patience::TryOnce;
+        loop {
+            let guard = self.lock(patience).await?;
+            let now = Instant::now();
+            if guard.is_some() || now >= until || self.is_running(tick).await? {
+                return Ok(guard);
+            }
+            patience = Patience::Until(until.min(now + CLAIMING));
+        }
+    }
+
+    /// Whether this tick is over, or whoever holds the lock has one, and is not about to take one.
+    async fn is_running(&self, tick: Tick) -> Result<bool> {
         let status = self.target.inner.backend.admin().show(self.target.name()?).await?;
-        let token = self.last().await?.map(|last| last.token);
-        Ok(status.holders.iter().any(|holding| Some(holding.token) == token))
+        let Some(known) = self.book()?.read().await? else { return Ok(false) };
+        let token = known.last.map(|last| last.token);
+        let holds = status.holders.iter().any(|holding| Some(holding.token) == token);
+        Ok(holds || known.through >= tick)
     }
 
     /// Leaves a tick out, for all nodes, unless somebody has it by now.

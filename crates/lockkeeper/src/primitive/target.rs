@@ -48,6 +48,11 @@ impl Target {
         })
     }
 
+    /// For how long whoever dies with it has it.
+    pub(crate) fn ttl(&self) -> Duration {
+        self.options.term.map_or(self.inner.ttl, |term| term.ttl())
+    }
+
     /// Waits until it is granted.
     pub(crate) async fn lock(&self, kind: Kind) -> Result<Guard> {
         match self.acquire(kind, Patience::Forever).await? {
