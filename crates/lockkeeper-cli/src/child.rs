@@ -3,7 +3,8 @@
 //! # How it starts
 //!
 //! 1. We start ourselves again, as `__exec`, in a new process group.
-//! 2. That process asks the kernel to be killed when we die, and stops itself.
+//! 2. That process asks the kernel to be killed when we die, and stops itself. Until then nothing else stops
+//!    it: we would wait for it, and it for somebody who lets it go on.
 //! 3. We tell the guardian about the group, hand over the terminal, and let it go on.
 //! 4. It becomes the command.
 //!
@@ -14,6 +15,7 @@ use std::io;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
+use nix::sys::signal::SigSet;
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions};
 
@@ -102,6 +104,32 @@ impl Child {
     }
 }
 
+/// What the keyboard and the terminal stop a process with.
+fn stops() -> SigSet {
+    [nix::sys::signal::SIGTSTP, nix::sys::signal::SIGTTIN, nix::sys::signal::SIGTTOU]
+        .into_iter()
+        .collect()
+}
+
+/// While this is there, what this thread starts is not stopped before it wants to be.
+#[derive(Debug)]
+pub(crate) struct Unstopped(SigSet);
+
+impl Unstopped {
+    pub(crate) fn begin() -> nix::Result<Self> {
+        let before = SigSet::thread_get_mask()?;
+        stops().thread_block()?;
+        Ok(Self(before))
+    }
+}
+
+impl Drop for Unstopped {
+    fn drop(&mut self) {
+        // The mask is one that we had: there is nothing to refuse.
+        let _ = self.0.thread_set_mask();
+    }
+}
+
 /// The starter of a command: `__exec PARENT CMD [ARG…]`.
 pub(crate) fn exec(mut words: impl Iterator<Item = OsString>) -> Code {
     let report = Report::new(false, false);
@@ -121,6 +149,11 @@ pub(crate) fn exec(mut words: impl Iterator<Item = OsString>) -> Code {
     }
     if let Err(error) = rustix::process::kill_process(rustix::process::getpid(), Signal::STOP) {
         report.warn(format!("cannot wait for the lock: {error}"));
+        return Code::CANNOT_EXECUTE;
+    }
+    // What came meanwhile was forgotten when we were let go on; `run` has seen it, too.
+    if let Err(error) = stops().thread_unblock() {
+        report.warn(format!("cannot listen to stops: {error}"));
         return Code::CANNOT_EXECUTE;
     }
     let error = Command::new(&command).args(words).exec();

@@ -8,7 +8,7 @@ use lockkeeper::clock::Instant;
 use lockkeeper::{Error, Guard, Locks, Name, Url};
 
 use crate::args::{self, OnLost, Run};
-use crate::child::Child;
+use crate::child::{Child, Unstopped};
 use crate::deadline::Policy;
 use crate::exit::{Code, Failure, chain};
 use crate::guardian::Guardian;
@@ -99,6 +99,10 @@ pub(crate) fn start<'a>(
     more: &[(&'static str, String)],
     report: &'a Report,
 ) -> Result<Supervisor<'a>, Failure> {
+    // A ctrl-Z now would stop them while they still are in our group: we would wait for them, and they for
+    // somebody who lets them go on.
+    let unstopped =
+        Unstopped::begin().map_err(|error| Failure::system("cannot start the command", &error))?;
     let guardian = locks
         .backend()
         .lifeline()
@@ -113,6 +117,7 @@ pub(crate) fn start<'a>(
     variables.extend_from_slice(more);
     let child = Child::prepare(&run.command, variables)
         .map_err(|error| Failure::system("cannot start the command", &error))?;
+    drop(unstopped);
     let policy = Policy { on_lost: run.on_lost, grace: run.grace, ttl: guard.term().ttl() };
     Ok(Supervisor::new(guard, policy, child, guardian, Terminal::of_session(), report))
 }

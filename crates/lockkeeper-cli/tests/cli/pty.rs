@@ -5,7 +5,9 @@ use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
 use std::process::{Child, Command, ExitStatus};
 use std::sync::mpsc::{Receiver, channel};
+use std::time::Duration;
 
+use lockkeeper::clock::Instant;
 use rustix::pty::OpenptFlags;
 
 use super::harness::{SOON, Store, eventually};
@@ -53,6 +55,18 @@ impl Session {
                 Err(error) => panic!("no {text:?}: {error}; the screen shows {:?}", self.shown),
             }
         }
+    }
+
+    /// Whether the screen shows this before so much time has passed.
+    pub(crate) fn shows_within(&mut self, text: &str, time: Duration) -> bool {
+        let until = Instant::now() + time;
+        while !self.shown.contains(text) {
+            match self.screen.recv_timeout(until.since(Instant::now())) {
+                Ok(bytes) => self.shown += &String::from_utf8_lossy(&bytes),
+                Err(_) => return false,
+            }
+        }
+        true
     }
 
     pub(crate) fn ends(&mut self) -> ExitStatus {

@@ -1,5 +1,7 @@
 //! A program that uses the terminal works under the lock as it does without.
 
+use std::time::Duration;
+
 use super::harness::{BINARY, Store};
 use super::pty::Session;
 
@@ -53,11 +55,10 @@ fn ctrl_z_stops_the_job_and_fg_continues_it() {
 fn a_job_that_was_stopped_for_too_long_is_dead_when_it_is_continued() {
     let store = Store::new();
     let mut session = shell(&store);
-    session.type_in(&format!("{BINARY} run --ttl 8s --grace 0 x sleep 1000\n"));
-    super::harness::eventually("it runs", || {
-        let held = store.show("x")["holders"].as_array().map(Vec::len);
-        (held == Some(1)).then_some(())
-    });
+    session.type_in(&format!(
+        "{BINARY} run --ttl 8s --grace 0 x sh -c 'echo begun; exec sleep 1000'\n"
+    ));
+    session.shows("\nbegun");
     session.type_in("\x1a");
     session.shows("Stopped");
     session.shows("$ ");
@@ -67,6 +68,37 @@ fn a_job_that_was_stopped_for_too_long_is_dead_when_it_is_continued() {
     session.shows("$ ");
     session.type_in("echo code=$?\n");
     session.shows("code=76");
+}
+
+/// The command and its guardian are in our group for a moment before they have one of their own: if they
+/// were stopped there, we would wait for them for ever, and nobody would continue them.
+#[test]
+fn ctrl_z_while_the_command_is_started_stops_the_job() {
+    for round in 0..40 {
+        let store = Store::new();
+        let mut session = shell(&store);
+        session.type_in(&format!("{BINARY} run --grace 0 x sleep 1000\n"));
+        // Some of them at the wrong moment. One that the shell itself had, or that came before the command
+        // could be stopped, is typed again.
+        let mut pause = Duration::from_millis(10 + round);
+        super::harness::eventually("it is stopped", || {
+            std::thread::sleep(pause);
+            pause = Duration::from_millis(200);
+            session.type_in("\x1a");
+            session.shows_within("Stopped", pause).then_some(())
+        });
+    }
+}
+
+/// Also of a later run, which is started by a process that keeps stops away from itself.
+#[test]
+fn no_run_of_a_schedule_has_signals_kept_from_it() {
+    let store = Store::new();
+    let words = [BINARY, "run", "--every", "1s", "x", "grep", "SigBlk", "/proc/self/status"];
+    let mut session = Session::start(&store, &words);
+    for _ in 0..3 {
+        session.shows("SigBlk:\t0000000000000000");
+    }
 }
 
 #[test]
