@@ -383,7 +383,10 @@ async fn only_one_of_a_process_waits_at_the_server(system: System) {
         assert!(futures_util::poll!(task.as_mut()).is_pending());
         waiting.push(tokio::spawn(task));
     }
-    in_line(&holder, 1).await;
+    // By another way, so that it tells what the server knows and not what this process knows besides.
+    let (watcher, _proxy) = place.through().await;
+    in_line(&watcher, 1).await;
+    in_line(&holder, 12).await;
     held.release().await.unwrap();
     for task in waiting {
         soon("its turn", task).await.unwrap();
