@@ -161,6 +161,15 @@ impl Url {
         place
     }
 
+    /// The servers of Redis that it names, as the driver wants them; what they are called; and the options.
+    #[cfg(feature = "redis")]
+    pub(crate) fn redis(&self) -> Option<(&str, String, &RedisOptions)> {
+        match &self.scheme {
+            Scheme::Redis { url, options } => Some((url, self.place(), options)),
+            _ => None,
+        }
+    }
+
     /// Connects.
     ///
     /// # Errors

@@ -75,6 +75,7 @@ mod cluster;
 pub(super) mod commands;
 pub(super) mod connect;
 mod hold;
+pub mod keyspace;
 mod latches;
 pub(super) mod layout;
 pub(super) mod link;

@@ -1,0 +1,455 @@
+//! The cache.
+
+use std::fmt::{self, Display};
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use lockkeeper::clock::Instant;
+use tokio::sync::Semaphore;
+use tokio::time::{sleep, timeout};
+
+use crate::builder::{Builder, Settings};
+use crate::codec::Codec;
+use crate::entry::{Entry, Invalidation, Lease, Millis, Settled, Ticket, Value};
+use crate::error::{Error, Result};
+use crate::flight::{Flights, Role, Turn};
+use crate::freshness::Freshness;
+use crate::load::{Decoded, Outcome, Plan};
+use crate::loader::{Admit, Loader};
+use crate::stats::{Counters, Stats};
+use crate::store::{self, Seen, Store, millis};
+
+/// Between two attempts at an invalidation that the store failed at.
+const RETRY: Duration = Duration::from_millis(20);
+
+/// Values of a database, cached. A clone is the same cache.
+///
+/// ```
+/// # #[tokio::main]
+/// # async fn main() -> Result<(), lockkeeper_cache::Error> {
+/// use lockkeeper_cache::{Cache, Error, Loaded, Memory};
+///
+/// let names = Cache::builder(Memory::new())
+///     .namespace("user")
+///     .build(async |id: u64| Ok::<_, Error>(Loaded::found(format!("user {id}"))))?;
+/// assert_eq!(names.get(&7).await?.as_deref(), Some(&"user 7".to_owned()));
+///
+/// // After the change is committed:
+/// names.invalidate(&[7]).await?;
+/// # Ok(())
+/// # }
+/// ```
+pub struct Cache<K, V> {
+    inner: Arc<Inner<K, V>>,
+}
+
+pub(crate) struct Inner<K, V> {
+    pub(crate) store: Arc<dyn Store>,
+    pub(crate) loader: Box<dyn Loader<K, V>>,
+    pub(crate) codec: Box<dyn Codec<V>>,
+    pub(crate) admit: Option<Arc<dyn Admit>>,
+    pub(crate) loads: Semaphore,
+    pub(crate) flights: Flights<Outcome<V>>,
+    pub(crate) settings: Settings,
+    pub(crate) stats: Counters,
+}
+
+/// What a read got.
+#[derive(Debug)]
+pub struct Read<V> {
+    /// The value; `None`: the database has nothing.
+    pub value: Option<Arc<V>>,
+    /// Its version; 0 where none is known.
+    pub version: u64,
+    /// When its load began, by the clock of the store: the database had it then or later.
+    pub made: Millis,
+    /// Where it comes from.
+    pub source: Source,
+}
+
+impl<V> Clone for Read<V> {
+    fn clone(&self) -> Self {
+        let Self { value, version, made, source } = self;
+        Self { value: value.clone(), version: *version, made: *made, source: *source }
+    }
+}
+
+/// Where a value comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Source {
+    /// The store.
+    Hit,
+    /// The store, after it was invalidated.
+    Stale,
+    /// The loader.
+    Loaded,
+}
+
+/// What a look at the store means for a read.
+enum Verdict<V> {
+    /// Take it, and have it refreshed.
+    Take(Read<V>, Option<Plan>),
+    /// Get one. `shown`: the lease of somebody who does.
+    Get(Plan, Option<Ticket>),
+}
+
+impl Cache<(), ()> {
+    /// A builder for a cache in this store.
+    #[expect(clippy::new_ret_no_self, reason = "it is a builder")]
+    pub fn builder(store: impl Store + 'static) -> Builder {
+        Builder::new(Arc::new(store))
+    }
+}
+
+impl<K, V> Cache<K, V>
+where
+    K: Clone + Display + Send + Sync + 'static,
+    V: Send + Sync + 'static,
+{
+    pub(crate) fn new(inner: Inner<K, V>) -> Self {
+        Self { inner: Arc::new(inner) }
+    }
+
+    /// The value under a key, from the cache or the loader; `None`: the database has none.
+    ///
+    /// # Errors
+    ///
+    /// As for [`read`](Self::read).
+    ///
+    /// # Cancel safety
+    ///
+    /// A load that was begun goes on, for others.
+    pub async fn get(&self, key: &K) -> Result<Option<Arc<V>>> {
+        Ok(self.read(key, Freshness::Any).await?.value)
+    }
+
+    /// The same, as new as that, and with what is known about it.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Load`] and [`Error::Panicked`] when the loader fails, [`Error::Busy`] when the database is to be
+    /// spared, [`Error::Timeout`], [`Error::TooOld`], [`Error::InvalidKey`]. Never because of the store: without
+    /// it, values are loaded.
+    pub async fn read(&self, key: &K, freshness: Freshness) -> Result<Read<V>> {
+        let name = self.inner.name(key)?;
+        let turn = self.inner.flights.turn();
+        self.inner.in_time(async {
+            let seen = match freshness {
+                Freshness::Latest => None,
+                _ => self.inner.look(&name).await.ok(),
+            };
+            self.inner.decide(key, &name, freshness, turn, seen).await
+        }).await
+    }
+
+    /// The values under many keys, in their order. Those that are cached take one round trip together; the others are
+    /// loaded at the same time, as many as [`max_loads`](Builder::max_loads) lets.
+    ///
+    /// # Errors
+    ///
+    /// As for [`read`](Self::read), of the first that fails. What was loaded for the others is cached.
+    pub async fn get_many(&self, keys: &[K]) -> Result<Vec<Option<Arc<V>>>> {
+        let names: Vec<String> = keys.iter().map(|key| self.inner.name(key)).collect::<Result<_>>()?;
+        let turn = self.inner.flights.turn();
+        let looked = self.inner.in_time(async { Ok(self.inner.look_many(&names).await) }).await?;
+        let reads = keys.iter().zip(&names).enumerate().map(|(at, (key, name))| {
+            let seen = looked.as_ref().ok().and_then(|seen| seen.get(at).cloned());
+            self.inner.in_time(self.inner.decide(key, name, Freshness::Any, turn, seen))
+        });
+        let reads = join_all(reads).await;
+        reads.into_iter().map(|read| read.map(|read| read.value)).collect()
+    }
+
+    /// What is under these keys in the database has changed. To be called after the commit, and before whoever
+    /// asked for the change is told that it is done. All keys take one round trip.
+    ///
+    /// Afterwards no read that begins gets what was there before, and no load that began before fills it.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Store`] when the store cannot be reached for as long as [`timeout`](Builder::timeout) says: then old values may be
+    /// served until their time to live ends. It may be called again, or later.
+    ///
+    /// # Cancel safety
+    ///
+    /// None: a future that is dropped may have invalidated nothing.
+    pub async fn invalidate(&self, keys: &[K]) -> Result<()> {
+        self.inner.invalidate(keys, 0).await
+    }
+
+    /// The same when the version is known that they have now: values of this version and later ones stay, and
+    /// earlier ones are refused for as long as [`floor`](Builder::floor) says.
+    ///
+    /// # Errors
+    ///
+    /// As for [`invalidate`](Self::invalidate).
+    pub async fn invalidate_to(&self, keys: &[K], version: u64) -> Result<()> {
+        self.inner.invalidate(keys, version).await
+    }
+
+    /// Says that what is under these keys is about to change: until [`Write::settle`], reads go to the database
+    /// and nothing is cached. Then no read ever gets what was there before the commit, not even between the commit and
+    /// the invalidation, and a writer that dies in between leaves nothing stale behind.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Store`]: do not write, or do without this promise.
+    pub async fn intend(&self, keys: &[K]) -> Result<Write<K, V>> {
+        let names: Vec<String> = keys.iter().map(|key| self.inner.name(key)).collect::<Result<_>>()?;
+        let writer = Ticket::new();
+        let time = self.inner.settings.intent;
+        let inner = &self.inner;
+        inner.insist("an intent", async || inner.store.intend(&refs(&names), writer, time).await).await?;
+        Ok(Write { inner: Arc::clone(inner), names, writer })
+    }
+
+    /// What happened so far.
+    pub fn stats(&self) -> Stats {
+        self.inner.stats.read()
+    }
+}
+
+/// A write that was announced by [`Cache::intend`]. Dropped without [`settle`](Self::settle), its keys are not cached for as long
+/// as [`intent`](Builder::intent) says.
+#[must_use = "the keys are not cached until it is settled"]
+pub struct Write<K, V> {
+    inner: Arc<Inner<K, V>>,
+    names: Vec<String>,
+    writer: Ticket,
+}
+
+impl<K, V> Write<K, V>
+where
+    K: Clone + Send + Sync + 'static,
+    V: Send + Sync + 'static,
+{
+    /// The write is committed, or was not done. `version`: what the keys have now, if that is known.
+    ///
+    /// [`Settled::Lapsed`]: it took so long that the intent had ended, and what was there before may have been
+    /// served since the commit.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Store`]: the keys are not cached until the intent ends; nothing stale is served.
+    pub async fn settle(self, version: Option<u64>) -> Result<Settled> {
+        let Self { inner, names, writer } = self;
+        let how = inner.how(version.unwrap_or(0));
+        inner.insist("settling", async || inner.store.settle(&refs(&names), writer, how).await).await
+    }
+}
+
+fn refs(names: &[String]) -> Vec<&str> {
+    names.iter().map(String::as_str).collect()
+}
+
+impl<K, V> Inner<K, V>
+where
+    K: Clone + Send + Sync + 'static,
+    V: Send + Sync + 'static,
+{
+    fn name(&self, key: &K) -> Result<String>
+    where
+        K: Display,
+    {
+        let (namespace, max) = (&self.settings.namespace, self.settings.max_key);
+        let name = format!("{namespace}:{key}");
+        let length = name.len() - namespace.len() - 1;
+        match length <= max {
+            true => Ok(name),
+            false => Err(Error::InvalidKey(format!("{length} bytes; {max} are allowed"))),
+        }
+    }
+
+    async fn in_time<T>(&self, doing: impl Future<Output = Result<T>> + Send) -> Result<T> {
+        let waited = self.settings.timeout;
+        timeout(waited, doing).await.unwrap_or(Err(Error::Timeout { waited }))
+    }
+
+    pub(crate) async fn look(&self, name: &str) -> store::Result<Seen> {
+        let looked = self.store.get(&[name]).await;
+        let looked = looked.inspect_err(|error| self.store_failed("looking", error))?;
+        Ok(looked.into_iter().next().unwrap_or(Seen::Nothing))
+    }
+
+    async fn look_many(&self, names: &[String]) -> store::Result<Vec<Seen>> {
+        let looked = self.store.get(&refs(names)).await;
+        looked.inspect_err(|error| self.store_failed("looking", error))
+    }
+
+    /// A read that began then and saw this; nothing where the store was not asked or failed.
+    async fn decide(
+        self: &Arc<Self>,
+        key: &K,
+        name: &str,
+        freshness: Freshness,
+        turn: Turn,
+        seen: Option<Seen>,
+    ) -> Result<Read<V>> {
+        if freshness == Freshness::Latest {
+            return self.bypass(key).await;
+        }
+        let verdict = match seen {
+            Some(seen) => self.judge(seen, freshness),
+            None => Verdict::Get(Plan::Direct, None),
+        };
+        let (plan, shown) = match verdict {
+            Verdict::Take(read, refresh) => {
+                if let Some(plan) = refresh
+                    && let Role::First(flight) = self.flights.join(name, turn, None)
+                {
+                    self.start(key.clone(), name, flight, plan);
+                }
+                return Ok(read);
+            }
+            Verdict::Get(plan, shown) => (plan, shown),
+        };
+        self.stats.misses.add();
+        let flight = match self.flights.join(name, turn, shown) {
+            Role::Joined(flight) => {
+                self.stats.joined.add();
+                flight
+            }
+            Role::First(flight) => {
+                self.start(key.clone(), name, Arc::clone(&flight), plan);
+                flight
+            }
+        };
+        let waited = self.settings.timeout;
+        let read = flight.outcome().await.unwrap_or(Err(Error::Timeout { waited }))?;
+        self.satisfy(key, freshness, read).await
+    }
+
+    /// What came out of a load may be older than this read wants: somebody else began it.
+    async fn satisfy(&self, key: &K, freshness: Freshness, read: Read<V>) -> Result<Read<V>> {
+        let fits = |read: &Read<V>| match freshness {
+            Freshness::AtLeast(wanted) => {
+                read.version >= wanted || (read.version == 0 && read.source == Source::Loaded)
+            }
+            Freshness::MaxAge(age) => {
+                self.store.now().saturating_sub(read.made) <= millis(age)
+            }
+            _ => true,
+        };
+        if fits(&read) {
+            return Ok(read);
+        }
+        let read = self.bypass(key).await?;
+        match freshness {
+            Freshness::AtLeast(wanted) if !fits(&read) => {
+                Err(Error::TooOld { wanted, found: read.version })
+            }
+            _ => Ok(read),
+        }
+    }
+
+    fn judge(&self, seen: Seen, freshness: Freshness) -> Verdict<V> {
+        let now = self.store.now();
+        let shown = |lease: Lease| lease.is_live(now).then_some(lease.ticket);
+        let fill = |except| Plan::Fill { except };
+        match seen {
+            Seen::Nothing => Verdict::Get(fill(None), None),
+            Seen::Unreadable => {
+                self.stats.unreadable.add();
+                Verdict::Get(fill(None), None)
+            }
+            Seen::Entry(Entry::Value(value)) => self.judge_value(&value, freshness, now),
+            Seen::Entry(Entry::Gap(gap)) => {
+                let shown = shown(gap.lease);
+                if let Some(last) = gap.last.filter(|_| freshness.accepts_dead(gap.died, now))
+                    && let Decoded::Read(read) = self.decode(&last)
+                {
+                    self.stats.stale_hits.add();
+                    let read = Read { source: Source::Stale, ..read };
+                    return Verdict::Take(read, shown.is_none().then_some(fill(None)));
+                }
+                Verdict::Get(fill(None), shown)
+            }
+            Seen::Entry(Entry::Intents(intents)) => {
+                match intents.writers.iter().any(|by| by.is_live(now)) {
+                    true => Verdict::Get(Plan::Direct, None),
+                    false => Verdict::Get(fill(None), None),
+                }
+            }
+        }
+    }
+
+    fn judge_value(&self, value: &Value, freshness: Freshness, now: Millis) -> Verdict<V> {
+        let anew = Plan::Fill { except: Some(value.fill) };
+        let shown = value.lease.is_live(now).then_some(value.lease.ticket);
+        if !freshness.accepts(value, now) {
+            return Verdict::Get(anew, shown);
+        }
+        match self.decode(value) {
+            Decoded::Read(read) => {
+                self.stats.hits.add();
+                if read.value.is_none() {
+                    self.stats.null_hits.add();
+                }
+                let due = now >= value.soft && shown.is_none();
+                Verdict::Take(read, due.then_some(anew))
+            }
+            Decoded::Unfit => Verdict::Get(anew, shown),
+            Decoded::Newer => Verdict::Get(Plan::Direct, None),
+        }
+    }
+
+    fn how(&self, floor: u64) -> Invalidation {
+        let Settings { floor: remember, keep_last, .. } = self.settings;
+        Invalidation { floor, floor_ms: millis(remember), keep_ms: millis(keep_last) }
+    }
+
+    async fn invalidate(&self, keys: &[K], floor: u64) -> Result<()>
+    where
+        K: Display,
+    {
+        let names: Vec<String> = keys.iter().map(|key| self.name(key)).collect::<Result<_>>()?;
+        if names.is_empty() {
+            return Ok(());
+        }
+        let how = self.how(floor);
+        self.insist("an invalidation", async || self.store.invalidate(&refs(&names), how).await).await?;
+        names.iter().for_each(|_| self.stats.invalidations.add());
+        Ok(())
+    }
+
+    /// Tries until it is done, or there is no time left. Only for what may be done twice.
+    async fn insist<T>(
+        &self,
+        what: &'static str,
+        attempt: impl AsyncFn() -> store::Result<T>,
+    ) -> Result<T> {
+        let since = Instant::now();
+        loop {
+            let source = match attempt().await {
+                Ok(done) => return Ok(done),
+                Err(source) => source,
+            };
+            self.store_failed(what, &source);
+            if Instant::now().since(since) + RETRY > self.settings.timeout {
+                return Err(Error::Store { what, source });
+            }
+            sleep(RETRY).await;
+        }
+    }
+}
+
+impl<K, V> Clone for Cache<K, V> {
+    fn clone(&self) -> Self {
+        Self { inner: Arc::clone(&self.inner) }
+    }
+}
+
+impl<K, V> fmt::Debug for Cache<K, V> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Inner { store, settings, .. } = &*self.inner;
+        f.debug_struct("Cache").field("store", store).field("settings", settings).finish()
+    }
+}
+
+impl<K, V> fmt::Debug for Write<K, V> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Write").field("keys", &self.names).finish_non_exhaustive()
+    }
+}

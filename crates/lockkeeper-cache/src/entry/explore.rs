@@ -1,0 +1,470 @@
+//! Every order of the steps of two readers and two writers of one key, with faults.
+//!
+//! The store takes the real steps. A request is under way from when it is sent until it arrives, which may be
+//! after its sender has given it up; the time may pass every lease, and the store may forget everything.
+
+use std::collections::HashSet;
+
+use super::{
+    Begun, Change, Entry, Filled, Invalidation, Lease, Millis, Slot, Ticket, Value, begin, fill,
+    intend, invalidate, settle,
+};
+
+const LEASE: Millis = 10;
+const TTL: Millis = 1_000_000;
+
+/// What is explored.
+#[derive(Clone, Copy)]
+struct World {
+    /// Loads and invalidations say their version.
+    versions: bool,
+    /// Writers say beforehand that they will write.
+    strong: bool,
+    /// A value is there at first.
+    warm: bool,
+    losses: u8,
+    passes: u8,
+    wipes: u8,
+    wrong: Option<Wrong>,
+}
+
+/// What is done wrong on purpose.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Wrong {
+    /// A fill is taken from anybody.
+    AnyTicket,
+    /// A request for a lease whose answer is lost is sent again as it is.
+    TicketTwice,
+    /// Who misses takes the outcome of whatever load is under way in its process.
+    JoinsAny,
+    /// The writer invalidates before it commits.
+    InvalidatesFirst,
+}
+
+#[derive(Clone, PartialEq, Eq, Hash)]
+enum Reader {
+    Idle,
+    Missed,
+    Asking(Ticket),
+    Loading(Ticket),
+    Loaded(Ticket, u32),
+    /// From the database, and fills nothing.
+    Direct,
+    /// Waits for the other one.
+    Joined,
+    Done(u32),
+}
+
+#[derive(Clone, PartialEq, Eq, Hash)]
+enum Writer {
+    Idle,
+    Intending,
+    Ready,
+    Early,
+    Committed(u32),
+    Telling(u32),
+    Done,
+}
+
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+enum Message {
+    Begin(usize, Ticket),
+    Fill(Ticket, u32),
+    Intend(usize),
+    Invalidate(usize, u32),
+}
+
+#[derive(Clone, PartialEq, Eq, Hash)]
+struct State {
+    database: u32,
+    acked: u32,
+    slot: Option<Slot>,
+    now: Millis,
+    tickets: u8,
+    readers: [Reader; 2],
+    /// What each reader must see at least.
+    wanted: [u32; 2],
+    /// Whether the other's load began after this one's look.
+    younger: [bool; 2],
+    tries: [u8; 2],
+    writers: [Writer; 2],
+    under_way: Vec<Message>,
+    losses: u8,
+    passes: u8,
+    wipes: u8,
+    /// A lease or an intent may have ended, or been forgotten: strong readers may see the last but one.
+    weakened: bool,
+}
+
+impl State {
+    fn new(world: World) -> Self {
+        let entry = Entry::Value(value(ticket(200), 1, world));
+        Self {
+            database: 1,
+            acked: 1,
+            slot: world.warm.then_some(Slot { entry, expires: TTL }),
+            now: 0,
+            tickets: 0,
+            readers: [Reader::Idle, Reader::Idle],
+            wanted: [0; 2],
+            younger: [false; 2],
+            tries: [0; 2],
+            writers: [Writer::Idle, Writer::Idle],
+            under_way: Vec::new(),
+            losses: world.losses,
+            passes: world.passes,
+            wipes: world.wipes,
+            weakened: false,
+        }
+    }
+
+    fn put(&mut self, change: Change) {
+        match change {
+            Change::Keep => {}
+            Change::Put(slot) => self.slot = Some(slot),
+            Change::Remove => self.slot = None,
+        }
+    }
+
+    fn send(&mut self, message: Message) {
+        self.under_way.push(message);
+        self.under_way.sort();
+    }
+
+    fn new_ticket(&mut self) -> Ticket {
+        self.tickets += 1;
+        ticket(self.tickets)
+    }
+
+    fn there(&self) -> Option<&Entry> {
+        self.slot.as_ref().filter(|slot| slot.expires > self.now).map(|slot| &slot.entry)
+    }
+
+    /// A read is over with this. What is wrong with it?
+    fn done(&mut self, who: usize, seen: u32) -> Result<(), String> {
+        self.readers[who] = Reader::Done(seen);
+        if seen < self.wanted[who] {
+            return Err(format!("reader {who} began after {} and got {seen}", self.wanted[who]));
+        }
+        Ok(())
+    }
+
+    fn look(&mut self, who: usize) -> Result<(), String> {
+        match self.there() {
+            Some(Entry::Value(value)) => {
+                let seen = value.schema;
+                return self.done(who, seen);
+            }
+            Some(Entry::Intents(intents)) if intents.writers.iter().any(|by| by.is_live(self.now)) => {
+                self.readers[who] = Reader::Direct;
+            }
+            Some(Entry::Gap(gap)) if gap.lease.is_live(self.now) && self.loads(1 - who) == Some(gap.lease.ticket) => {
+                self.readers[who] = Reader::Joined;
+            }
+            _ => self.readers[who] = Reader::Missed,
+        }
+        Ok(())
+    }
+
+    /// The ticket that a reader loads under.
+    fn loads(&self, who: usize) -> Option<Ticket> {
+        match self.readers[who] {
+            Reader::Loading(ticket) | Reader::Loaded(ticket, _) => Some(ticket),
+            _ => None,
+        }
+    }
+
+    fn ask(&mut self, who: usize, world: World) {
+        let under_way = !matches!(self.readers[1 - who], Reader::Idle | Reader::Missed | Reader::Done(_) | Reader::Joined);
+        let joins = self.younger[who] || world.wrong == Some(Wrong::JoinsAny);
+        if under_way && joins {
+            self.readers[who] = Reader::Joined;
+            return;
+        }
+        if self.tries[who] == 2 {
+            self.readers[who] = Reader::Direct;
+            return;
+        }
+        self.tries[who] += 1;
+        self.younger[1 - who] = self.readers[1 - who] == Reader::Missed;
+        let ticket = self.new_ticket();
+        self.readers[who] = Reader::Asking(ticket);
+        self.send(Message::Begin(who, ticket));
+    }
+
+    fn arrive(&mut self, message: Message, world: World) -> Result<(), String> {
+        match message {
+            Message::Begin(who, ticket) => {
+                let (change, begun) = begin(self.slot.as_ref(), self.now, ticket, LEASE, None);
+                self.put(change);
+                if self.readers[who] != Reader::Asking(ticket) {
+                    return Ok(());
+                }
+                match begun {
+                    Begun::Granted { .. } => self.readers[who] = Reader::Loading(ticket),
+                    Begun::There(Entry::Value(value)) => return self.done(who, value.schema),
+                    Begun::There(Entry::Intents(_)) => self.readers[who] = Reader::Direct,
+                    Begun::There(Entry::Gap(_)) => self.readers[who] = Reader::Missed,
+                }
+            }
+            Message::Fill(ticket, seen) => {
+                let ticket = match world.wrong {
+                    Some(Wrong::AnyTicket) => match self.there() {
+                        Some(Entry::Gap(gap)) => gap.lease.ticket,
+                        _ => {
+                            let (change, _) = begin(None, self.now, ticket, LEASE, None);
+                            self.put(change);
+                            ticket
+                        }
+                    },
+                    _ => ticket,
+                };
+                let value = value(ticket, seen, world);
+                let (change, Filled::Done | Filled::Gone | Filled::Late | Filled::Older) =
+                    fill(self.slot.as_ref(), self.now, &value, TTL);
+                self.put(change);
+            }
+            Message::Intend(who) => {
+                let change = intend(self.slot.as_ref(), self.now, writer(who), LEASE);
+                self.put(change);
+                if self.writers[who] == Writer::Intending {
+                    self.writers[who] = Writer::Ready;
+                }
+            }
+            Message::Invalidate(who, version) => {
+                let floor = if world.versions { u64::from(version) } else { 0 };
+                let how = Invalidation { floor, floor_ms: LEASE, keep_ms: 0 };
+                let change = match world.strong {
+                    true => settle(self.slot.as_ref(), self.now, writer(who), how).0,
+                    false => invalidate(self.slot.as_ref(), self.now, how),
+                };
+                self.put(change);
+                match self.writers[who] {
+                    Writer::Early => self.writers[who] = Writer::Ready,
+                    Writer::Telling(version) => {
+                        self.writers[who] = Writer::Done;
+                        self.acked = self.acked.max(version);
+                    }
+                    _ => {}
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn read(&mut self, who: usize, world: World) -> Option<Result<(), String>> {
+        Some(match self.readers[who].clone() {
+            Reader::Idle => {
+                let strict = world.strong && !self.weakened;
+                self.wanted[who] = if strict { self.database } else { self.acked };
+                self.look(who)
+            }
+            Reader::Missed => {
+                self.ask(who, world);
+                Ok(())
+            }
+            Reader::Loading(ticket) => {
+                self.readers[who] = Reader::Loaded(ticket, self.database);
+                Ok(())
+            }
+            Reader::Loaded(ticket, seen) => {
+                self.send(Message::Fill(ticket, seen));
+                self.done(who, seen)
+            }
+            Reader::Direct => {
+                let seen = self.database;
+                self.done(who, seen)
+            }
+            Reader::Joined => match self.readers[1 - who] {
+                Reader::Done(seen) => self.done(who, seen),
+                _ => return None,
+            },
+            Reader::Asking(_) | Reader::Done(_) => return None,
+        })
+    }
+
+    fn write(&mut self, who: usize, world: World) -> bool {
+        let first = world.wrong == Some(Wrong::InvalidatesFirst);
+        match self.writers[who] {
+            Writer::Idle if world.strong => {
+                self.send(Message::Intend(who));
+                self.writers[who] = Writer::Intending;
+            }
+            Writer::Idle if first => {
+                self.send(Message::Invalidate(who, 0));
+                self.writers[who] = Writer::Early;
+            }
+            Writer::Idle | Writer::Ready => {
+                self.database += 1;
+                self.writers[who] = Writer::Committed(self.database);
+                if first {
+                    self.writers[who] = Writer::Done;
+                    self.acked = self.acked.max(self.database);
+                }
+            }
+            Writer::Committed(version) => {
+                self.send(Message::Invalidate(who, version));
+                self.writers[who] = Writer::Telling(version);
+            }
+            _ => return false,
+        }
+        true
+    }
+
+    /// Somebody gives up waiting for an answer.
+    fn lose(&mut self, who: usize, world: World) -> Vec<Self> {
+        let mut next = Vec::new();
+        let Some(losses) = self.losses.checked_sub(1) else { return next };
+        let mut lost = Self { losses, ..self.clone() };
+        if let Reader::Asking(ticket) = self.readers[who] {
+            match world.wrong {
+                Some(Wrong::TicketTwice) => lost.send(Message::Begin(who, ticket)),
+                _ => lost.readers[who] = Reader::Direct,
+            }
+            next.push(lost.clone());
+        }
+        lost = Self { losses, ..self.clone() };
+        match self.writers[who] {
+            Writer::Intending => lost.send(Message::Intend(who)),
+            Writer::Telling(version) => lost.send(Message::Invalidate(who, version)),
+            _ => return next,
+        }
+        next.push(lost);
+        next
+    }
+
+    fn next(&self, world: World) -> Vec<Result<Self, String>> {
+        let mut next = Vec::new();
+        for who in 0..2 {
+            let mut step = self.clone();
+            if let Some(read) = step.read(who, world) {
+                next.push(read.map(|()| step));
+            }
+            let mut step = self.clone();
+            if step.write(who, world) {
+                next.push(Ok(step));
+            }
+            next.extend(self.clone().lose(who, world).into_iter().map(Ok));
+        }
+        for at in 0..self.under_way.len() {
+            let mut step = self.clone();
+            let message = step.under_way.remove(at);
+            // A fill may also be lost for good: nobody sends it again.
+            if matches!(message, Message::Fill(..)) {
+                next.push(Ok(step.clone()));
+            }
+            next.push(step.arrive(message, world).map(|()| step));
+        }
+        if let Some(passes) = self.passes.checked_sub(1) {
+            let now = self.now + LEASE + 1;
+            next.push(Ok(Self { passes, now, weakened: true, ..self.clone() }));
+        }
+        if let Some(wipes) = self.wipes.checked_sub(1) {
+            next.push(Ok(Self { wipes, slot: None, weakened: true, ..self.clone() }));
+        }
+        next
+    }
+
+    /// Whether everybody is done, and then whether what is there is what the database has.
+    fn check(&self) -> Result<(), String> {
+        let read = self.readers.iter().all(|reader| matches!(reader, Reader::Done(_)));
+        let written = self.writers.iter().all(|writer| *writer == Writer::Done);
+        if !read || !written || !self.under_way.is_empty() {
+            return Ok(());
+        }
+        match self.there() {
+            Some(Entry::Value(value)) if value.schema != self.database => {
+                Err(format!("{} stays, and the database has {}", value.schema, self.database))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+fn ticket(number: u8) -> Ticket {
+    Ticket::from_bytes([number; 16])
+}
+
+fn writer(who: usize) -> Ticket {
+    ticket(if who == 0 { 100 } else { 101 })
+}
+
+/// What the database had is the schema here: the version may be unknown.
+fn value(fill: Ticket, seen: u32, world: World) -> Value {
+    let version = if world.versions { u64::from(seen) } else { 0 };
+    let (lease, made, soft) = (Lease::NONE, 0, u64::MAX);
+    Value { lease, fill, version, made, soft, cost: 0, schema: seen, payload: None }
+}
+
+/// How many states there are, and all that is wrong in them.
+fn explore(world: World) -> (usize, HashSet<String>) {
+    let first = State::new(world);
+    let mut seen = HashSet::from([first.clone()]);
+    let (mut open, mut wrong) = (vec![first], HashSet::new());
+    while let Some(state) = open.pop() {
+        wrong.extend(state.check().err());
+        for next in state.next(world) {
+            match next {
+                Ok(next) => {
+                    if seen.insert(next.clone()) {
+                        open.push(next);
+                    }
+                }
+                Err(what) => {
+                    wrong.insert(what);
+                }
+            }
+        }
+    }
+    (seen.len(), wrong)
+}
+
+/// All faults one by one, because all at once are too many states; both beginnings.
+fn worlds(versions: bool, strong: bool) -> impl Iterator<Item = World> {
+    let faults = [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1), (1, 1, 0)];
+    faults.into_iter().flat_map(move |(losses, passes, wipes)| {
+        [false, true].map(|warm| World { versions, strong, warm, losses, passes, wipes, wrong: None })
+    })
+}
+
+#[test]
+fn nothing_stale_stays_and_nothing_acknowledged_is_missed() {
+    for (versions, strong) in [(false, false), (true, false), (false, true), (true, true)] {
+        for world in worlds(versions, strong) {
+            let World { warm, losses, passes, wipes, .. } = world;
+            let (states, wrong) = explore(world);
+            assert!(
+                states > 500 && wrong.is_empty(),
+                "{states} states, {wrong:?} with versions {versions}, strong {strong}, warm {warm}, losses {losses}, passes {passes}, wipes {wipes}"
+            );
+        }
+    }
+}
+
+fn must_see(wrong: Wrong, says: &str) {
+    let found = worlds(false, false).any(|world| {
+        let (_, found) = explore(World { wrong: Some(wrong), ..world });
+        found.iter().any(|what| what.contains(says))
+    });
+    assert!(found, "it did not see what is wrong");
+}
+
+#[test]
+fn it_sees_a_fill_that_is_taken_from_anybody() {
+    must_see(Wrong::AnyTicket, "stays");
+}
+
+#[test]
+fn it_sees_a_ticket_that_is_sent_twice() {
+    must_see(Wrong::TicketTwice, "stays");
+}
+
+#[test]
+fn it_sees_a_reader_that_joins_an_older_load() {
+    must_see(Wrong::JoinsAny, "began after");
+}
+
+#[test]
+fn it_sees_a_writer_that_invalidates_before_it_commits() {
+    must_see(Wrong::InvalidatesFirst, "stays");
+}

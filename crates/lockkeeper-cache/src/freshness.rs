@@ -1,0 +1,69 @@
+//! How new a value must be.
+
+use std::time::Duration;
+
+use crate::entry::{Millis, Value};
+use crate::store::millis;
+
+/// What one read asks for. Nobody else pays for it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Freshness {
+    /// A value that nobody has invalidated.
+    #[default]
+    Any,
+    /// The same, or one that was invalidated no longer ago than this, rather than wait while another is loaded. Needs
+    /// [`keep_last`](crate::Builder::keep_last).
+    Stale(Duration),
+    /// As [`Any`](Self::Any), and read from the database no longer ago than this.
+    MaxAge(Duration),
+    /// As [`Any`](Self::Any), and of this version or a later one: what a writer was told, so that it reads its own
+    /// write. A value without a version is loaded anew.
+    AtLeast(u64),
+    /// From the database, by a load that begins now. The cache is neither asked nor filled.
+    Latest,
+}
+
+impl Freshness {
+    /// Whether a value that is there will do.
+    pub(crate) fn accepts(self, value: &Value, now: Millis) -> bool {
+        match self {
+            Self::Any | Self::Stale(_) => true,
+            Self::MaxAge(age) => now.saturating_sub(value.made) <= millis(age),
+            Self::AtLeast(version) => value.version >= version,
+            Self::Latest => false,
+        }
+    }
+
+    /// Whether a value that was invalidated then will do.
+    pub(crate) fn accepts_dead(self, died: Millis, now: Millis) -> bool {
+        matches!(self, Self::Stale(age) if now.saturating_sub(died) <= millis(age))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::entry::{Lease, Ticket};
+
+    #[test]
+    fn each_asks_for_what_it_says() {
+        let (lease, fill, payload) = (Lease::NONE, Ticket::new(), None);
+        let (made, soft) = (1000, u64::MAX);
+        let value = Value { lease, fill, version: 5, made, soft, cost: 0, schema: 0, payload };
+        let second = Duration::from_secs(1);
+        for (freshness, now, accepted, dead) in [
+            (Freshness::Any, 9999, true, false),
+            (Freshness::Stale(second), 2000, true, true),
+            (Freshness::Stale(second), 2001, true, false),
+            (Freshness::MaxAge(second), 2000, true, false),
+            (Freshness::MaxAge(second), 2001, false, false),
+            (Freshness::AtLeast(5), 9999, true, false),
+            (Freshness::AtLeast(6), 1000, false, false),
+            (Freshness::Latest, 1000, false, false),
+        ] {
+            assert_eq!(freshness.accepts(&value, now), accepted, "{freshness:?} at {now}");
+            assert_eq!(freshness.accepts_dead(1000, now), dead, "{freshness:?} at {now}");
+        }
+    }
+}

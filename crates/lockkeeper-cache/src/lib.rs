@@ -1,0 +1,79 @@
+//! A cache in front of a database that cannot put stale data back.
+//!
+//! The usual recipe, "read the cache, else read the database and set; after a write, delete", leaves old values behind
+//! for as long as they live: a reader that read the database before the write may set after the delete. Here a miss
+//! takes a **lease**, an invalidation takes it away, and a fill without a live lease is dropped. Each is one atomic step
+//! at the store; a hit is a plain `GET`.
+//!
+//! ```
+//! # #[tokio::main]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! use lockkeeper_cache::{Cache, Error, Freshness, Loaded, Memory};
+//!
+//! // `Redis::connect("redis://…")` where several processes share it.
+//! let prices = Cache::builder(Memory::new())
+//!     .namespace("price")
+//!     .build(async |article: String| {
+//!         // SELECT price, version FROM articles WHERE id = $1
+//!         Ok::<_, Error>(Loaded::found(article.len() * 100).version(3))
+//!     })?;
+//!
+//! let price = prices.get(&"pen".to_owned()).await?;
+//! assert_eq!(price.as_deref(), Some(&300));
+//!
+//! // A writer commits, invalidates, and then says that it is done.
+//! prices.invalidate_to(&["pen".to_owned()], 3).await?;
+//! // Who must see that write says so, and nobody else pays for it.
+//! let read = prices.read(&"pen".to_owned(), Freshness::AtLeast(3)).await?;
+//! assert_eq!(read.version, 3);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # What it promises
+//!
+//! - After [`Cache::invalidate`] has returned, no read that begins gets the value that was there before, in this process
+//!   or another; and no load that began before can bring it back. Lost answers, pauses of any length, leases that end and
+//!   a store that forgets everything make no difference.
+//! - With [`Cache::intend`] before the commit, that is so from the commit on.
+//! - One load for each key at a time, across tasks and processes, as long as loads are shorter than the lease.
+//! - Nothing waits longer than [`Builder::timeout`], and there are never more than [`Builder::max_loads`] loads.
+//!
+//! # When it breaks
+//!
+//! - A writer that does not invalidate, or dies between the commit and the invalidation: the value stays until its time to
+//!   live ends, except after [`Cache::intend`].
+//! - An invalidation **before** the commit: a load in between reads the old value and fills it.
+//! - A loader that reads a replica which lags: give values their [version](Loaded::version), and name it when
+//!   [invalidating](Cache::invalidate_to).
+//! - A Redis replica that takes over without the last invalidations.
+//!
+//! # Cost
+//!
+//! A hit is one `GET`; a miss is one more round trip before the load and one after it; an invalidation is one, for
+//! any number of keys.
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+#![doc(test(attr(deny(warnings))))]
+
+mod builder;
+mod cache;
+mod codec;
+pub mod entry;
+mod error;
+mod flight;
+mod freshness;
+mod load;
+mod loader;
+mod stats;
+mod store;
+
+pub use builder::Builder;
+pub use cache::{Cache, Read, Source, Write};
+pub use codec::{Codec, Json};
+pub use error::{BoxError, Error, Result, SharedError, StoreError};
+pub use freshness::Freshness;
+pub use loader::{Admit, Loaded, Loader};
+pub use stats::Stats;
+#[cfg(feature = "redis")]
+pub use store::Redis;
+pub use store::{Memory, Seen, Store};

@@ -1,0 +1,313 @@
+//! What a miss does: ask for the lease, load, fill; or wait for who has it.
+
+use std::any::Any;
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use lockkeeper::clock::Instant;
+use tokio::runtime::Handle;
+use tokio::time::{sleep, timeout};
+
+use crate::cache::{Inner, Read, Source};
+use crate::entry::{Begun, Entry, Filled, Lease, Millis, Ticket, Value};
+use crate::error::{Error, Result, StoreError};
+use crate::flight::Flight;
+use crate::loader::{Admit, Loaded};
+use crate::store::{Seen, millis};
+
+/// Between two looks at a key that somebody else loads: at first, and at most.
+const LOOKS: (Duration, Duration) = (Duration::from_millis(2), Duration::from_millis(50));
+
+/// So many leases of others are waited for. More are only seen where a key is invalidated all the time.
+const ROUNDS: usize = 8;
+
+/// What comes of a load, for all who waited for it.
+pub(crate) type Outcome<V> = Result<Read<V>>;
+
+/// How to get a value.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Plan {
+    /// With a lease, and fill. A value that was filled under this ticket does not do.
+    Fill { except: Option<Ticket> },
+    /// From the database alone.
+    Direct,
+}
+
+/// What waiting for somebody else came to.
+enum Waited<V> {
+    Found(Read<V>),
+    /// Nobody loads it any more.
+    Again,
+    /// Nothing is to be filled now.
+    Direct,
+}
+
+/// What a value that is there is worth to us.
+pub(crate) enum Decoded<V> {
+    Read(Read<V>),
+    /// Not readable: to be replaced.
+    Unfit,
+    /// Of a newer program: to be left alone.
+    Newer,
+}
+
+impl<K, V> Inner<K, V>
+where
+    K: Clone + Send + Sync + 'static,
+    V: Send + Sync + 'static,
+{
+    /// Does a flight, in a task of its own, so that it goes on when who began it gives up.
+    pub(crate) fn start(self: &Arc<Self>, key: K, name: &str, flight: Arc<Flight<Outcome<V>>>, plan: Plan) {
+        let (inner, name) = (Arc::clone(self), name.to_owned());
+        tokio::spawn(async move {
+            let flying = AssertUnwindSafe(inner.fly(&key, &name, &flight, plan)).catch_unwind();
+            let waited = inner.settings.timeout;
+            let outcome = match timeout(waited, flying).await {
+                Ok(Ok(outcome)) => outcome,
+                Ok(Err(panic)) => Err(Error::Panicked(message(&*panic))),
+                Err(_) => Err(Error::Timeout { waited }),
+            };
+            inner.flights.land(&name, &flight, outcome);
+        });
+    }
+
+    async fn fly(self: &Arc<Self>, key: &K, name: &str, flight: &Flight<Outcome<V>>, plan: Plan) -> Outcome<V> {
+        let Plan::Fill { mut except } = plan else { return self.bypass(key).await };
+        let mut pause = LOOKS.0;
+        for _ in 0..ROUNDS {
+            // A new one each time: see the rules of `entry`.
+            let ticket = Ticket::new();
+            flight.set_ticket(ticket);
+            let mut held = Held { inner: Arc::clone(self), name: name.to_owned(), ticket, armed: true };
+            let lease = self.settings.lease;
+            let there = match self.store.begin(name, ticket, lease, except).await {
+                Ok(Begun::Granted { now, .. }) => {
+                    if except.is_some() {
+                        self.stats.refreshes.add();
+                    }
+                    return self.load_and_fill(key, held, now).await;
+                }
+                Ok(Begun::There(entry)) => entry,
+                Err(error) => {
+                    self.store_failed("asking for a lease", &error);
+                    return self.bypass(key).await;
+                }
+            };
+            held.armed = false;
+            match self.wait(name, there, &mut except, &mut pause).await {
+                Waited::Found(read) => return Ok(read),
+                Waited::Again => {}
+                Waited::Direct => break,
+            }
+        }
+        self.bypass(key).await
+    }
+
+    /// Waits for who loads it.
+    async fn wait(
+        &self,
+        name: &str,
+        there: Entry,
+        except: &mut Option<Ticket>,
+        pause: &mut Duration,
+    ) -> Waited<V> {
+        let mut there = Seen::Entry(there);
+        let mut waited = false;
+        loop {
+            let now = self.store.now();
+            let busy = match there {
+                Seen::Entry(Entry::Value(value)) if Some(value.fill) != *except => {
+                    match self.decode(&value) {
+                        Decoded::Read(read) => return Waited::Found(read),
+                        Decoded::Newer => return Waited::Direct,
+                        Decoded::Unfit => *except = Some(value.fill),
+                    }
+                    return Waited::Again;
+                }
+                Seen::Entry(Entry::Value(Value { lease, .. })) => lease.is_live(now),
+                Seen::Entry(Entry::Gap(gap)) => gap.lease.is_live(now),
+                Seen::Entry(Entry::Intents(_)) => return Waited::Direct,
+                Seen::Nothing | Seen::Unreadable => false,
+            };
+            // Once in any case: our idea of the time is a little ahead.
+            if !busy && waited {
+                return Waited::Again;
+            }
+            if !waited {
+                self.stats.waits.add();
+            }
+            waited = true;
+            sleep(jitter(*pause)).await;
+            *pause = (*pause * 3 / 2).min(LOOKS.1);
+            there = match self.look(name).await {
+                Ok(seen) => seen,
+                Err(_) => return Waited::Direct,
+            };
+        }
+    }
+
+    async fn load_and_fill(&self, key: &K, mut held: Held<K, V>, made: Millis) -> Outcome<V> {
+        let begun = Instant::now();
+        let loaded = match self.load(key).await {
+            Ok(loaded) => loaded,
+            Err(error) => {
+                // Who asks next is to find it free.
+                held.armed = self.store.give_up(&held.name, held.ticket).await.is_err();
+                return Err(error);
+            }
+        };
+        let cost = millis(Instant::now().since(begun));
+        let (value, version) = (loaded.value.map(Arc::new), loaded.version);
+        let read = Read { value, version, made, source: Source::Loaded };
+        let Some(payload) = self.encode(read.value.as_deref()) else { return Ok(read) };
+        let ttl = if payload.is_some() { self.settings.ttl } else { self.settings.null_ttl };
+        let soft = self.settings.refresh_after.map_or(u64::MAX, |after| made + millis(after));
+        let (cost, schema) = (u32::try_from(cost).unwrap_or(u32::MAX), self.settings.schema);
+        let (lease, fill) = (Lease::NONE, held.ticket);
+        let value = Value { lease, fill, version, made, soft, cost, schema, payload };
+        let mut filled = self.store.fill(&held.name, &value, ttl).await;
+        if let Err(error) = &filled {
+            self.store_failed("filling", error);
+            filled = self.store.fill(&held.name, &value, ttl).await;
+        }
+        match filled {
+            Ok(Filled::Done) => self.stats.fills.add(),
+            Ok(Filled::Gone | Filled::Late) => self.stats.lost_fills.add(),
+            Ok(Filled::Older) => self.stats.old_fills.add(),
+            Err(error) => {
+                self.store_failed("filling", &error);
+                return Ok(read);
+            }
+        }
+        // The store has answered: there is nothing to give back.
+        held.armed = false;
+        Ok(read)
+    }
+
+    /// What is to be stored of a value; nothing of one that is unfit for it.
+    #[expect(clippy::option_option, reason = "what is stored for nothing is nothing")]
+    fn encode(&self, value: Option<&V>) -> Option<Option<Arc<[u8]>>> {
+        let Some(value) = value else { return Some(None) };
+        match self.codec.encode(value) {
+            Ok(bytes) if bytes.len() <= self.settings.max_value => Some(Some(bytes.into())),
+            Ok(bytes) => {
+                self.stats.unfit_values.add();
+                tracing::debug!(bytes = bytes.len(), "a value is too large to be cached");
+                None
+            }
+            Err(error) => {
+                self.stats.unfit_values.add();
+                tracing::warn!(%error, "a value cannot be encoded, and is not cached");
+                None
+            }
+        }
+    }
+
+    /// The value of an entry.
+    pub(crate) fn decode(&self, value: &Value) -> Decoded<V> {
+        if value.schema != self.settings.schema {
+            self.stats.unreadable.add();
+            let newer = value.schema > self.settings.schema;
+            return if newer { Decoded::Newer } else { Decoded::Unfit };
+        }
+        let decoded = match value.payload.as_deref().map(|bytes| self.codec.decode(bytes)) {
+            None => None,
+            Some(Ok(decoded)) => Some(Arc::new(decoded)),
+            Some(Err(error)) => {
+                self.stats.unreadable.add();
+                tracing::debug!(%error, "a value cannot be decoded, and is loaded again");
+                return Decoded::Unfit;
+            }
+        };
+        let Value { version, made, .. } = *value;
+        Decoded::Read(Read { value: decoded, version, made, source: Source::Hit })
+    }
+
+    /// From the database, and nothing is filled.
+    pub(crate) async fn bypass(&self, key: &K) -> Outcome<V> {
+        self.stats.bypasses.add();
+        let made = self.store.now();
+        let Loaded { value, version } = self.load(key).await?;
+        Ok(Read { value: value.map(Arc::new), version, made, source: Source::Loaded })
+    }
+
+    /// Calls the loader, if that is admitted.
+    async fn load(&self, key: &K) -> Result<Loaded<V>> {
+        let retry_after = self.settings.queue;
+        let refused = |retry_after| {
+            self.stats.refused_loads.add();
+            Error::Busy { retry_after }
+        };
+        let Ok(Ok(_permit)) = timeout(retry_after, self.loads.acquire()).await else {
+            return Err(refused(retry_after));
+        };
+        let mut admitted = None;
+        if let Some(admit) = &self.admit {
+            admit.admit().map_err(refused)?;
+            admitted = Some(Admitted { admit: &**admit, ok: false });
+        }
+        self.stats.loads.add();
+        let loaded = AssertUnwindSafe(self.loader.load(key)).catch_unwind().await;
+        if let Some(admitted) = &mut admitted {
+            admitted.ok = matches!(loaded, Ok(Ok(_)));
+        }
+        let failed = match loaded {
+            Ok(Ok(loaded)) => return Ok(loaded),
+            Ok(Err(error)) => Error::Load(error.into()),
+            Err(panic) => Error::Panicked(message(&*panic)),
+        };
+        self.stats.load_errors.add();
+        Err(failed)
+    }
+
+    pub(crate) fn store_failed(&self, what: &str, error: &StoreError) {
+        self.stats.store_errors.add();
+        let cause = std::error::Error::source(error).map(ToString::to_string);
+        tracing::warn!(cause, "{what}: {error}");
+    }
+}
+
+/// Tells how a load ended, also when it is dropped.
+struct Admitted<'a> {
+    admit: &'a dyn Admit,
+    ok: bool,
+}
+
+impl Drop for Admitted<'_> {
+    fn drop(&mut self) {
+        self.admit.over(self.ok);
+    }
+}
+
+/// A lease that is given back, whatever becomes of the load, so that others need not wait for its end.
+struct Held<K: Clone + Send + Sync + 'static, V: Send + Sync + 'static> {
+    inner: Arc<Inner<K, V>>,
+    name: String,
+    ticket: Ticket,
+    armed: bool,
+}
+
+impl<K: Clone + Send + Sync + 'static, V: Send + Sync + 'static> Drop for Held<K, V> {
+    fn drop(&mut self) {
+        let (true, Ok(runtime)) = (self.armed, Handle::try_current()) else { return };
+        let (inner, name, ticket) =
+            (Arc::clone(&self.inner), std::mem::take(&mut self.name), self.ticket);
+        runtime.spawn(async move {
+            // Else it ends by itself.
+            let _ = inner.store.give_up(&name, ticket).await;
+        });
+    }
+}
+
+fn message(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "?".to_owned())
+}
+
+/// Between half of it and all of it, so that those who wait do not all look at once.
+fn jitter(pause: Duration) -> Duration {
+    let random = Instant::now().as_nanos() % 1024;
+    pause / 2 + pause * u32::try_from(random).unwrap_or(0) / 2048
+}

@@ -1,0 +1,75 @@
+//! Where entries are kept: the contract of a store.
+
+mod memory;
+#[cfg(feature = "redis")]
+mod redis;
+
+use std::fmt::Debug;
+use std::time::Duration;
+
+use async_trait::async_trait;
+
+pub use self::memory::Memory;
+#[cfg(feature = "redis")]
+pub use self::redis::Redis;
+use crate::entry::{Begun, Entry, Filled, Invalidation, Millis, Settled, Ticket, Value};
+use crate::error::StoreError;
+
+/// What a store answers. An error means: it is not known whether the step was taken, and it may be taken
+/// later. Every step is made so that this does no harm (see [`entry`](crate::entry)).
+pub type Result<T> = std::result::Result<T, StoreError>;
+
+/// Keeps entries under keys, and takes the steps of [`entry`](crate::entry), each as a whole.
+///
+/// A store must not hang: it answers or fails within a second or so. It may forget anything at any time, which costs
+/// loads, and for [intents](Self::intend) the promise of the strong mode; it must not bring back what it forgot.
+#[async_trait]
+pub trait Store: Debug + Send + Sync {
+    /// The time at the store, or a little later than that.
+    fn now(&self) -> Millis;
+
+    /// What is under each of these keys, in one round trip. What is not an entry is [`Seen::Unreadable`].
+    async fn get(&self, keys: &[&str]) -> Result<Vec<Seen>>;
+
+    /// See [`begin`](crate::entry::begin). The ticket must never have been sent before.
+    async fn begin(
+        &self,
+        key: &str,
+        ticket: Ticket,
+        lease: Duration,
+        except: Option<Ticket>,
+    ) -> Result<Begun>;
+
+    /// See [`fill`](crate::entry::fill).
+    async fn fill(&self, key: &str, value: &Value, ttl: Duration) -> Result<Filled>;
+
+    /// See [`give_up`](crate::entry::give_up).
+    async fn give_up(&self, key: &str, ticket: Ticket) -> Result<()>;
+
+    /// See [`invalidate`](crate::entry::invalidate). All keys in one round trip; not as a whole.
+    async fn invalidate(&self, keys: &[&str], how: Invalidation) -> Result<()>;
+
+    /// See [`intend`](crate::entry::intend). All keys in one round trip; not as a whole.
+    async fn intend(&self, keys: &[&str], writer: Ticket, ttl: Duration) -> Result<()>;
+
+    /// See [`settle`](crate::entry::settle). All keys in one round trip; not as a whole. [`Settled::Held`] if that
+    /// is so for all.
+    async fn settle(&self, keys: &[&str], writer: Ticket, how: Invalidation) -> Result<Settled>;
+}
+
+/// What a look at a key shows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Seen {
+    /// Nothing.
+    Nothing,
+    /// This.
+    Entry(Entry),
+    /// Something that is not an entry, or one of another format.
+    Unreadable,
+}
+
+/// No longer than ten years: servers refuse times that they cannot count.
+pub(crate) fn millis(duration: Duration) -> Millis {
+    const LONGEST: u64 = 10 * 366 * 86_400_000;
+    u64::try_from(duration.as_millis()).map_or(LONGEST, |millis| millis.min(LONGEST))
+}

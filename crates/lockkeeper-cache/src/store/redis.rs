@@ -1,0 +1,266 @@
+//! Entries at a Redis server, at the master that sentinels name, or in a cluster.
+
+use std::fmt;
+use std::sync::LazyLock;
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use futures_util::future::{join_all, try_join_all};
+use lockkeeper::Url;
+use lockkeeper::backend::redis::keyspace::Keyspace;
+use lockkeeper::clock::Instant;
+use redis::{Script, Value as Reply};
+
+use super::{Result, Seen, Store, millis};
+use crate::entry::{Begun, Entry, Filled, Invalidation, Lease, Millis, Settled, Ticket, Value};
+use crate::error::StoreError;
+
+macro_rules! lua {
+    ($file:literal) => {
+        include_str!(concat!("redis/", $file))
+    };
+}
+
+fn script(parts: &[&str]) -> Script {
+    Script::new(&[lua!("head.lua"), &parts.concat()].concat())
+}
+
+macro_rules! scripts {
+    ($($name:ident = $($part:expr),+;)+) => {
+        $(static $name: LazyLock<Script> = LazyLock::new(|| script(&[$($part),+]));)+
+    };
+}
+
+scripts! {
+    BEGIN = lua!("begin.lua");
+    FILL = lua!("fill.lua");
+    GIVE_UP = lua!("give_up.lua");
+    INVALIDATE = lua!("invalidate_one.lua"), lua!("invalidate.lua");
+    INTEND = lua!("intend.lua");
+    SETTLE = lua!("invalidate_one.lua"), lua!("settle.lua");
+}
+
+/// Entries in Redis, shared by all processes that use the same servers.
+///
+/// # How it works
+///
+/// An entry is a string, so a hit is a plain `GET` and many are one `MGET`. Each other step is one script with one key,
+/// or with several keys of one slot. The time is the server's.
+///
+/// # What it promises
+///
+/// Each step as a whole, as long as one master has the keys.
+///
+/// # When it breaks
+///
+/// A replica that takes over may not have the last invalidations: what they took away is then there again until its
+/// time to live ends. Where servers of a cluster do not agree about the time, ages are wrong by as much.
+/// Servers that evict keys forget intents as well: give them `volatile-ttl` or enough memory.
+///
+/// # Cost
+///
+/// One round trip for each step on one connection for all, and another connection that listens. 75 bytes for each value
+/// besides its key.
+pub struct Redis {
+    servers: Keyspace,
+    /// What to add to our clock to get the server's, at most.
+    ahead_ms: AtomicI64,
+}
+
+impl Redis {
+    /// Connects to the servers of a URL: `redis:`, `rediss:`, or either with `+sentinel` or `+cluster`, as
+    /// [`Url`] describes them. Of the options, `prefix` and those of TLS count.
+    ///
+    /// ```no_run
+    /// # #[tokio::main]
+    /// # async fn main() -> Result<(), lockkeeper_cache::StoreError> {
+    /// let store = lockkeeper_cache::Redis::connect("redis://localhost").await?;
+    /// # drop(store);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// When the URL makes no sense or the server cannot be reached.
+    pub async fn connect(url: &str) -> Result<Self> {
+        let url: Url = url.parse().map_err(failed)?;
+        let servers = Keyspace::connect(&url).await.map_err(failed)?;
+        let store = Self { servers, ahead_ms: AtomicI64::new(0) };
+        let sent = local_ms();
+        let (secs, micros): (u64, u64) =
+            store.servers.query("", &redis::cmd("TIME")).await.map_err(failed)?;
+        store.set_clock(secs * 1000 + micros / 1000, sent);
+        Ok(store)
+    }
+
+    fn key(&self, key: &str) -> String {
+        format!("{}{key}", self.servers.prefix())
+    }
+
+    /// Learns the server's time from an answer to what was sent then.
+    fn set_clock(&self, now: Millis, sent: Millis) {
+        self.ahead_ms.store(now.wrapping_sub(sent).cast_signed(), Ordering::Relaxed);
+    }
+
+    /// Runs a script on keys that are in one place. Its answer begins with the time.
+    async fn run(&self, script: &Script, keys: &[&str], args: &[&[u8]]) -> Result<Vec<Reply>> {
+        let sent = local_ms();
+        let reply: Vec<Reply> = self.servers.run(script, keys, args).await.map_err(failed)?;
+        let Some(Reply::Int(now)) = reply.first() else { return Err(strange(&reply)) };
+        self.set_clock(now.cast_unsigned(), sent);
+        Ok(reply)
+    }
+
+    /// Runs a script on many keys: once for each place, all at the same time. They share a connection, so
+    /// that is one round trip.
+    async fn run_many(
+        &self,
+        script: &Script,
+        keys: &[&str],
+        args: &[&[u8]],
+    ) -> Result<Vec<Vec<Reply>>> {
+        let keys: Vec<String> = keys.iter().map(|key| self.key(key)).collect();
+        let parts = self.parts(&keys);
+        let runs = parts.iter().map(|(_, part)| self.run(script, part, args));
+        // All of them, also when one fails: each is worth something.
+        join_all(runs).await.into_iter().collect()
+    }
+
+    /// Looks at keys that are in one place.
+    async fn look(
+        &self,
+        places: Vec<usize>,
+        part: Vec<&str>,
+    ) -> Result<(Vec<usize>, Vec<Option<Vec<u8>>>)> {
+        let mut get = redis::cmd("MGET");
+        let found = self.servers.query(part[0], get.arg(&part)).await.map_err(failed)?;
+        Ok((places, found))
+    }
+
+    /// Keys that may be in one command, with the place of each in the list.
+    fn parts<'a>(&self, keys: &'a [String]) -> Vec<(Vec<usize>, Vec<&'a str>)> {
+        let mut parts: indexmap::IndexMap<u16, (Vec<usize>, Vec<&'a str>)> = Default::default();
+        for (at, key) in keys.iter().enumerate() {
+            let part = parts.entry(self.servers.place(key)).or_default();
+            part.0.push(at);
+            part.1.push(key);
+        }
+        parts.into_values().collect()
+    }
+}
+
+fn local_ms() -> Millis {
+    Instant::now().as_nanos() / 1_000_000
+}
+
+fn failed(error: lockkeeper::Error) -> StoreError {
+    StoreError::new("redis", error)
+}
+
+fn strange(reply: &[Reply]) -> StoreError {
+    StoreError::new("redis", format!("an answer that makes no sense: {reply:?}"))
+}
+
+fn seen(bytes: Option<Vec<u8>>) -> Seen {
+    let Some(bytes) = bytes else { return Seen::Nothing };
+    Entry::decode(&bytes).map_or(Seen::Unreadable, Seen::Entry)
+}
+
+fn text(number: Millis) -> Vec<u8> {
+    number.to_string().into_bytes()
+}
+
+#[async_trait]
+impl Store for Redis {
+    fn now(&self) -> Millis {
+        local_ms().wrapping_add(self.ahead_ms.load(Ordering::Relaxed).cast_unsigned())
+    }
+
+    async fn get(&self, keys: &[&str]) -> Result<Vec<Seen>> {
+        let keys: Vec<String> = keys.iter().map(|key| self.key(key)).collect();
+        if let [key] = &keys[..] {
+            let mut get = redis::cmd("GET");
+            let bytes = self.servers.query(key, get.arg(key)).await.map_err(failed)?;
+            return Ok(vec![seen(bytes)]);
+        }
+        let mut found = vec![Seen::Nothing; keys.len()];
+        let looks = self.parts(&keys).into_iter().map(|(places, part)| self.look(places, part));
+        for (places, bytes) in try_join_all(looks).await? {
+            for (at, bytes) in places.into_iter().zip(bytes) {
+                found[at] = seen(bytes);
+            }
+        }
+        Ok(found)
+    }
+
+    async fn begin(
+        &self,
+        key: &str,
+        ticket: Ticket,
+        lease: Duration,
+        except: Option<Ticket>,
+    ) -> Result<Begun> {
+        let (lease, except) = (text(millis(lease)), except.map(Ticket::to_bytes));
+        let except: &[u8] = except.as_ref().map_or(&[], |except| except);
+        let key = self.key(key);
+        let reply = self.run(&BEGIN, &[&key], &[&ticket.to_bytes(), &lease, except]).await?;
+        match &reply[..] {
+            [Reply::Int(now), Reply::BulkString(floor)] => {
+                let floor = <[u8; 8]>::try_from(&floor[..]).map_err(|_| strange(&reply))?;
+                let (floor, now) = (u64::from_be_bytes(floor), now.cast_unsigned());
+                Ok(Begun::Granted { floor, now })
+            }
+            [_, _, Reply::BulkString(entry)] => {
+                let entry = Entry::decode(entry).ok_or_else(|| strange(&reply))?;
+                Ok(Begun::There(entry))
+            }
+            _ => Err(strange(&reply)),
+        }
+    }
+
+    async fn fill(&self, key: &str, value: &Value, ttl: Duration) -> Result<Filled> {
+        let entry = Entry::Value(Value { lease: Lease::NONE, ..value.clone() }).encode();
+        let reply = self.run(&FILL, &[&self.key(key)], &[&entry, &text(millis(ttl))]).await?;
+        match &reply[..] {
+            [_, Reply::Int(1)] => Ok(Filled::Done),
+            [_, Reply::Int(0)] => Ok(Filled::Gone),
+            [_, Reply::Int(-1)] => Ok(Filled::Late),
+            [_, Reply::Int(-2)] => Ok(Filled::Older),
+            _ => Err(strange(&reply)),
+        }
+    }
+
+    async fn give_up(&self, key: &str, ticket: Ticket) -> Result<()> {
+        self.run(&GIVE_UP, &[&self.key(key)], &[&ticket.to_bytes()]).await.map(|_| ())
+    }
+
+    async fn invalidate(&self, keys: &[&str], how: Invalidation) -> Result<()> {
+        let (floor, floor_ms, keep_ms) = words(how);
+        self.run_many(&INVALIDATE, keys, &[&floor, &floor_ms, &keep_ms]).await.map(|_| ())
+    }
+
+    async fn intend(&self, keys: &[&str], writer: Ticket, ttl: Duration) -> Result<()> {
+        let ttl = text(millis(ttl));
+        self.run_many(&INTEND, keys, &[&writer.to_bytes(), &ttl]).await.map(|_| ())
+    }
+
+    async fn settle(&self, keys: &[&str], writer: Ticket, how: Invalidation) -> Result<Settled> {
+        let (floor, floor_ms, keep_ms) = words(how);
+        let arguments: [&[u8]; 4] = [&writer.to_bytes(), &floor, &floor_ms, &keep_ms];
+        let replies = self.run_many(&SETTLE, keys, &arguments).await?;
+        let held = replies.iter().all(|reply| matches!(reply[..], [_, Reply::Int(1)]));
+        Ok(if held { Settled::Held } else { Settled::Lapsed })
+    }
+}
+
+fn words(how: Invalidation) -> ([u8; 8], Vec<u8>, Vec<u8>) {
+    (how.floor.to_be_bytes(), text(how.floor_ms), text(how.keep_ms))
+}
+
+impl fmt::Debug for Redis {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Redis").field("servers", &self.servers).finish()
+    }
+}

@@ -1,0 +1,95 @@
+//! Commands and scripts of one's own at the servers that a URL names.
+//!
+//! For what is no lock and is to be at the same servers, found in the same way: the one there is, the master
+//! that the sentinels name, or the one of a cluster that has the slot. Connections are its own and come back
+//! by themselves.
+
+use std::fmt;
+use std::sync::Arc;
+
+use redis::{Cmd, FromRedisValue, Script};
+
+use super::commands::evalsha;
+use super::nodes::Nodes;
+use crate::backend::register::Register;
+use crate::error::{Error, Result};
+use crate::url::Url;
+
+/// The servers of a URL.
+///
+/// # Cost
+///
+/// One round trip for each call, on one connection for all, and a second connection that listens; in a
+/// cluster both for each master in use. A script takes one more round trip the first time.
+pub struct Keyspace {
+    nodes: Nodes,
+    nothing: Script,
+    prefix: String,
+}
+
+impl Keyspace {
+    /// Connects to the servers of a URL that begins with `redis` or `rediss`. Must be called inside a tokio
+    /// runtime, where its connections then live.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unsupported`] for the URL of another store, [`Error::Config`] for a file that makes no sense,
+    /// [`Error::Unavailable`] when no server can be reached.
+    pub async fn connect(url: &Url) -> Result<Self> {
+        let Some((servers, place, options)) = url.redis() else {
+            let what = "commands of Redis".into();
+            return Err(Error::Unsupported { backend: url.scheme(), what });
+        };
+        let requests = Arc::new(Register::new());
+        let nodes = Nodes::connect(servers, &place, options, &requests).await?;
+        Ok(Self { nodes, nothing: Script::new("return 0"), prefix: options.prefix.clone() })
+    }
+
+    /// What the URL wants all keys to begin with.
+    pub fn prefix(&self) -> &str {
+        &self.prefix
+    }
+
+    /// Keys for which this is the same may be in one command.
+    pub fn place(&self, key: &str) -> u16 {
+        self.nodes.place(key)
+    }
+
+    /// Sends a command to the server that has `key`. It is sent once, except to another server when the first
+    /// says that it does not have the key.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unavailable`]: refused, or no answer within a second. A write may have been carried out or not,
+    /// and may be carried out later.
+    pub async fn query<T: FromRedisValue>(&self, key: &str, command: &Cmd) -> Result<T> {
+        let step = |_: &str| command.clone();
+        Ok(self.nodes.invoke(key, &self.nothing, step, None).await?.value)
+    }
+
+    /// Runs a script on keys that are in one [place](Self::place), of which there is at least one.
+    ///
+    /// # Errors
+    ///
+    /// As for [`query`](Self::query).
+    pub async fn run<T: FromRedisValue>(
+        &self,
+        script: &Script,
+        keys: &[&str],
+        arguments: &[&[u8]],
+    ) -> Result<T> {
+        let step = |_: &str| {
+            let mut step = evalsha(script, keys.len());
+            step.arg(keys).arg(arguments);
+            step
+        };
+        let first = keys.first().copied().unwrap_or_default();
+        Ok(self.nodes.invoke(first, script, step, None).await?.value)
+    }
+}
+
+impl fmt::Debug for Keyspace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Keyspace").field("prefix", &self.prefix).finish_non_exhaustive()
+    }
+}
