@@ -198,11 +198,10 @@ where
     /// [`Error::Store`]: do not write, or do without this promise.
     pub async fn intend(&self, keys: &[K]) -> Result<Write<K, V>> {
         let names: Vec<String> = keys.iter().map(|key| self.inner.name(key)).collect::<Result<_>>()?;
-        let writer = Ticket::new();
-        let time = self.inner.settings.intent;
-        let inner = &self.inner;
-        inner.insist("an intent", async || inner.store.intend(&refs(&names), writer, time).await).await?;
-        Ok(Write { inner: Arc::clone(inner), names, writer })
+        let (inner, writer) = (Arc::clone(&self.inner), Ticket::new());
+        let (keys, time) = (refs(&names), inner.settings.intent);
+        inner.insist("an intent", || inner.store.intend(&keys, writer, time)).await?;
+        Ok(Write { inner, names, writer })
     }
 
     /// What happened so far.
@@ -235,8 +234,8 @@ where
     /// [`Error::Store`]: the keys are not cached until the intent ends; nothing stale is served.
     pub async fn settle(self, version: Option<u64>) -> Result<Settled> {
         let Self { inner, names, writer } = self;
-        let how = inner.how(version.unwrap_or(0));
-        inner.insist("settling", async || inner.store.settle(&refs(&names), writer, how).await).await
+        let (keys, how) = (refs(&names), inner.how(version.unwrap_or(0)));
+        inner.insist("settling", || inner.store.settle(&keys, writer, how)).await
     }
 }
 
@@ -408,18 +407,17 @@ where
         if names.is_empty() {
             return Ok(());
         }
-        let how = self.how(floor);
-        self.insist("an invalidation", async || self.store.invalidate(&refs(&names), how).await).await?;
+        let (keys, how) = (refs(&names), self.how(floor));
+        self.insist("an invalidation", || self.store.invalidate(&keys, how)).await?;
         names.iter().for_each(|_| self.stats.invalidations.add());
         Ok(())
     }
 
     /// Tries until it is done, or there is no time left. Only for what may be done twice.
-    async fn insist<T>(
-        &self,
-        what: &'static str,
-        attempt: impl AsyncFn() -> store::Result<T>,
-    ) -> Result<T> {
+    async fn insist<T, F>(&self, what: &'static str, attempt: impl Fn() -> F + Send) -> Result<T>
+    where
+        F: Future<Output = store::Result<T>> + Send,
+    {
         let since = Instant::now();
         loop {
             let source = match attempt().await {

@@ -1,0 +1,9 @@
+//! The cache on each of its stores: what may come in between, and what may go wrong.
+#![cfg(feature = "redis")]
+#![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
+
+mod faults;
+mod freshness;
+mod harness;
+mod races;
+mod stores;

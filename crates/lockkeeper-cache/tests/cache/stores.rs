@@ -1,0 +1,250 @@
+//! Random steps: the stores do what the pure steps say.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use lockkeeper_cache::entry::{
+    self, Begun, Change, Entry, Filled, Invalidation, Lease, Millis, Settled, Slot, Ticket, Value,
+};
+use lockkeeper_cache::{Memory, Redis, Seen, Store};
+use testkit::random::Random;
+use testkit::server;
+
+/// All times are multiples of this. What happens between two steps takes less than half of it.
+const UNIT: Millis = 1_000_000;
+
+#[derive(Clone, Debug)]
+enum Step {
+    Get,
+    Begin { ticket: u8, lease: u64, except: Option<u8> },
+    Fill { ticket: u8, version: u64, ttl: u64 },
+    GiveUp { ticket: u8 },
+    Invalidate { floor: u64, floor_for: u64, keep: u64 },
+    Intend { writer: u8, ttl: u64 },
+    Settle { writer: u8, floor: u64, floor_for: u64, keep: u64 },
+    /// So many units pass.
+    Pass(u64),
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Answer {
+    Seen(Seen),
+    Begun(Begun),
+    Filled(Filled),
+    Settled(Settled),
+    Done,
+}
+
+/// Steps happen at even times, and what they begin ends at odd ones: so never at the same time.
+fn random_step(random: &mut Random) -> Step {
+    let id = |random: &mut Random| 1 + u8::try_from(random.below(3)).unwrap();
+    let odd = |random: &mut Random| 1 + 2 * random.below(4);
+    // Also such as have no exact number in Lua, and differ in the last bit only.
+    let versions = [0, 1, 2, (1 << 60) + 1, (1 << 60) + 2, u64::MAX];
+    let version = |random: &mut Random| versions[usize::try_from(random.below(6)).unwrap()];
+    let keep = |random: &mut Random| if random.below(2) == 0 { 0 } else { odd(random) };
+    match random.below(12) {
+        0..=2 => {
+            let except = (random.below(3) > 0).then(|| id(random));
+            Step::Begin { ticket: id(random), lease: odd(random), except }
+        }
+        3..=5 => Step::Fill { ticket: id(random), version: version(random), ttl: odd(random) },
+        6 => Step::GiveUp { ticket: id(random) },
+        7 => Step::Invalidate { floor: version(random), floor_for: odd(random), keep: keep(random) },
+        8 => Step::Intend { writer: id(random), ttl: odd(random) },
+        9 => {
+            let (writer, floor) = (id(random), version(random));
+            Step::Settle { writer, floor, floor_for: odd(random), keep: keep(random) }
+        }
+        10 => Step::Get,
+        _ => Step::Pass(2 * random.below(3)),
+    }
+}
+
+fn ticket(id: u8) -> Ticket {
+    Ticket::from_bytes([id; 16])
+}
+
+fn units(units: u64) -> Millis {
+    units * UNIT
+}
+
+fn time(of: u64) -> Duration {
+    Duration::from_millis(units(of))
+}
+
+fn value(id: u8, version: u64) -> Value {
+    let payload = (!version.is_multiple_of(2)).then(|| Arc::from([0, 255, id]));
+    let (lease, fill, soft) = (Lease::NONE, ticket(id), u64::MAX);
+    Value { lease, fill, version, made: 0, soft, cost: 3, schema: 4, payload }
+}
+
+fn how(floor: u64, floor_for: u64, keep: u64) -> Invalidation {
+    Invalidation { floor, floor_ms: units(floor_for), keep_ms: units(keep) }
+}
+
+/// What the pure steps say.
+#[derive(Default)]
+struct Model {
+    slots: HashMap<&'static str, Slot>,
+    now: Millis,
+}
+
+impl Model {
+    fn take(&mut self, key: &'static str, step: &Step) -> Answer {
+        let (slot, now) = (self.slots.get(key), self.now);
+        let (change, answer) = match *step {
+            Step::Get => {
+                let seen = slot.filter(|slot| slot.expires > now);
+                let seen = seen.map_or(Seen::Nothing, |slot| Seen::Entry(slot.entry.clone()));
+                (Change::Keep, Answer::Seen(seen))
+            }
+            Step::Begin { ticket: by, lease, except } => {
+                let (change, begun) =
+                    entry::begin(slot, now, ticket(by), units(lease), except.map(ticket));
+                (change, Answer::Begun(begun))
+            }
+            Step::Fill { ticket: by, version, ttl } => {
+                let (change, filled) = entry::fill(slot, now, &value(by, version), units(ttl));
+                (change, Answer::Filled(filled))
+            }
+            Step::GiveUp { ticket: by } => (entry::give_up(slot, now, ticket(by)), Answer::Done),
+            Step::Invalidate { floor, floor_for, keep } => {
+                (entry::invalidate(slot, now, how(floor, floor_for, keep)), Answer::Done)
+            }
+            Step::Intend { writer, ttl } => {
+                (entry::intend(slot, now, ticket(writer), units(ttl)), Answer::Done)
+            }
+            Step::Settle { writer, floor, floor_for, keep } => {
+                let how = how(floor, floor_for, keep);
+                let (change, settled) = entry::settle(slot, now, ticket(writer), how);
+                (change, Answer::Settled(settled))
+            }
+            Step::Pass(time) => {
+                self.now += units(time);
+                (Change::Keep, Answer::Done)
+            }
+        };
+        match change {
+            Change::Keep => {}
+            Change::Put(slot) => drop(self.slots.insert(key, slot)),
+            Change::Remove => drop(self.slots.remove(key)),
+        }
+        answer
+    }
+}
+
+async fn take(store: &dyn Store, key: &str, step: &Step) -> Answer {
+    match *step {
+        Step::Get => Answer::Seen(store.get(&[key]).await.unwrap().remove(0)),
+        Step::Begin { ticket: by, lease, except } => {
+            let except = except.map(ticket);
+            Answer::Begun(store.begin(key, ticket(by), time(lease), except).await.unwrap())
+        }
+        Step::Fill { ticket: by, version, ttl } => {
+            Answer::Filled(store.fill(key, &value(by, version), time(ttl)).await.unwrap())
+        }
+        Step::GiveUp { ticket: by } => {
+            store.give_up(key, ticket(by)).await.unwrap();
+            Answer::Done
+        }
+        Step::Invalidate { floor, floor_for, keep } => {
+            store.invalidate(&[key], how(floor, floor_for, keep)).await.unwrap();
+            Answer::Done
+        }
+        Step::Intend { writer, ttl } => {
+            store.intend(&[key], ticket(writer), time(ttl)).await.unwrap();
+            Answer::Done
+        }
+        Step::Settle { writer, floor, floor_for, keep } => {
+            let how = how(floor, floor_for, keep);
+            Answer::Settled(store.settle(&[key], ticket(writer), how).await.unwrap())
+        }
+        Step::Pass(_) => Answer::Done,
+    }
+}
+
+/// Times in units since that moment; those that are none stay what they are.
+fn rounded(answer: Answer, since: Millis) -> Answer {
+    let round = |time: &mut Millis| {
+        if *time != 0 && *time != u64::MAX {
+            // One more, because at the first moment it would be none.
+            *time = (*time - since + UNIT / 2) / UNIT + 1;
+        }
+    };
+    let round_value = |value: &mut Value| {
+        round(&mut value.lease.until);
+        round(&mut value.made);
+    };
+    let round_entry = |entry: &mut Entry| match entry {
+        Entry::Value(value) => round_value(value),
+        Entry::Gap(gap) => {
+            round(&mut gap.lease.until);
+            round(&mut gap.died);
+            gap.last.iter_mut().for_each(round_value);
+        }
+        Entry::Intents(intents) => {
+            intents.writers.iter_mut().for_each(|by| round(&mut by.until));
+        }
+    };
+    let mut answer = answer;
+    match &mut answer {
+        Answer::Seen(Seen::Entry(entry)) | Answer::Begun(Begun::There(entry)) => round_entry(entry),
+        Answer::Begun(Begun::Granted { now, .. }) => round(now),
+        _ => {}
+    }
+    answer
+}
+
+/// Compares a store with the model, which begins at its time.
+async fn compare(store: &dyn Store, pass: impl Fn(Millis), runs: usize, length: usize) {
+    let mut random = Random::seeded();
+    let since = store.now();
+    // At zero the model would die at no time at all.
+    let mut model = Model { now: since, ..Model::default() };
+    let (mut filled, mut refused) = (0, 0);
+    for run in 0..runs {
+        let keys = [format!("a{run}"), format!("b{run}")].map(|key| &*key.leak());
+        for _ in 0..length {
+            let key = keys[usize::try_from(random.below(2)).unwrap()];
+            let step = random_step(&mut random);
+            for step in [step, Step::Get] {
+                let expected = model.take(key, &step);
+                pass(model.now - since);
+                let answer = take(store, key, &step).await;
+                match answer {
+                    Answer::Filled(Filled::Done) => filled += 1,
+                    Answer::Filled(_) => refused += 1,
+                    _ => {}
+                }
+                let [answer, expected] = [answer, expected].map(|one| rounded(one, since));
+                assert_eq!(answer, expected, "{step:?} on {key} at {}", model.now - since);
+            }
+        }
+    }
+    assert!(filled > runs / 2 && refused > runs / 2, "{filled} filled, {refused} refused");
+}
+
+#[tokio::test]
+async fn memory_takes_the_steps_as_they_are() {
+    let clock = Arc::new(AtomicU64::new(7 * UNIT));
+    let shown = Arc::clone(&clock);
+    let memory = Memory::with_clock(10_000, move || shown.load(Ordering::SeqCst));
+    let pass = |passed| clock.store(7 * UNIT + passed, Ordering::SeqCst);
+    compare(&memory, pass, 300, 60).await;
+}
+
+#[tokio::test]
+async fn the_scripts_say_the_same_in_lua() {
+    let server = server::redis_with_a_clock().await;
+    let redis = Redis::connect(&format!("redis://{}", server.address())).await.unwrap();
+    let last = AtomicU64::new(0);
+    let pass = |passed: Millis| {
+        if last.swap(passed, Ordering::SeqCst) != passed {
+            server.set_clock(Duration::from_millis(passed));
+        }
+    };
+    compare(&redis, pass, 40, 60).await;
+}
