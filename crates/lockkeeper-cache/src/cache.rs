@@ -97,7 +97,6 @@ enum Verdict<V> {
 
 impl Cache<(), ()> {
     /// A builder for a cache in this store.
-    #[expect(clippy::new_ret_no_self, reason = "it is a builder")]
     pub fn builder(store: impl Store + 'static) -> Builder {
         Builder::new(Arc::new(store))
     }
@@ -135,13 +134,15 @@ where
     pub async fn read(&self, key: &K, freshness: Freshness) -> Result<Read<V>> {
         let name = self.inner.name(key)?;
         let turn = self.inner.flights.turn();
-        self.inner.in_time(async {
-            let seen = match freshness {
-                Freshness::Latest => None,
-                _ => self.inner.look(&name).await.ok(),
-            };
-            self.inner.decide(key, &name, freshness, turn, seen).await
-        }).await
+        self.inner
+            .in_time(async {
+                let seen = match freshness {
+                    Freshness::Latest => None,
+                    _ => self.inner.look(&name).await.ok(),
+                };
+                self.inner.decide(key, &name, freshness, turn, seen).await
+            })
+            .await
     }
 
     /// The values under many keys, in their order. Those that are cached take one round trip together; the others are
@@ -151,7 +152,8 @@ where
     ///
     /// As for [`read`](Self::read), of the first that fails. What was loaded for the others is cached.
     pub async fn get_many(&self, keys: &[K]) -> Result<Vec<Option<Arc<V>>>> {
-        let names: Vec<String> = keys.iter().map(|key| self.inner.name(key)).collect::<Result<_>>()?;
+        let names: Vec<String> =
+            keys.iter().map(|key| self.inner.name(key)).collect::<Result<_>>()?;
         let turn = self.inner.flights.turn();
         let looked = self.inner.in_time(async { Ok(self.inner.look_many(&names).await) }).await?;
         let reads = keys.iter().zip(&names).enumerate().map(|(at, (key, name))| {
@@ -197,7 +199,8 @@ where
     ///
     /// [`Error::Store`]: do not write, or do without this promise.
     pub async fn intend(&self, keys: &[K]) -> Result<Write<K, V>> {
-        let names: Vec<String> = keys.iter().map(|key| self.inner.name(key)).collect::<Result<_>>()?;
+        let names: Vec<String> =
+            keys.iter().map(|key| self.inner.name(key)).collect::<Result<_>>()?;
         let (inner, writer) = (Arc::clone(&self.inner), Ticket::new());
         let (keys, time) = (refs(&names), inner.settings.intent);
         inner.insist("an intent", || inner.store.intend(&keys, writer, time)).await?;
@@ -326,9 +329,7 @@ where
             Freshness::AtLeast(wanted) => {
                 read.version >= wanted || (read.version == 0 && read.source == Source::Loaded)
             }
-            Freshness::MaxAge(age) => {
-                self.store.now().saturating_sub(read.made) <= millis(age)
-            }
+            Freshness::MaxAge(age) => self.store.now().saturating_sub(read.made) <= millis(age),
             _ => true,
         };
         if fits(&read) {

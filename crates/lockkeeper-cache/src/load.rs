@@ -59,7 +59,13 @@ where
     V: Send + Sync + 'static,
 {
     /// Does a flight, in a task of its own, so that it goes on when who began it gives up.
-    pub(crate) fn start(self: &Arc<Self>, key: K, name: &str, flight: Arc<Flight<Outcome<V>>>, plan: Plan) {
+    pub(crate) fn start(
+        self: &Arc<Self>,
+        key: K,
+        name: &str,
+        flight: Arc<Flight<Outcome<V>>>,
+        plan: Plan,
+    ) {
         let (inner, name) = (Arc::clone(self), name.to_owned());
         tokio::spawn(async move {
             let flying = AssertUnwindSafe(inner.fly(&key, &name, &flight, plan)).catch_unwind();
@@ -73,14 +79,21 @@ where
         });
     }
 
-    async fn fly(self: &Arc<Self>, key: &K, name: &str, flight: &Flight<Outcome<V>>, plan: Plan) -> Outcome<V> {
+    async fn fly(
+        self: &Arc<Self>,
+        key: &K,
+        name: &str,
+        flight: &Flight<Outcome<V>>,
+        plan: Plan,
+    ) -> Outcome<V> {
         let Plan::Fill { mut except } = plan else { return self.bypass(key).await };
         let mut pause = LOOKS.0;
         for _ in 0..ROUNDS {
             // A new one each time: see the rules of `entry`.
             let ticket = Ticket::new();
             flight.set_ticket(ticket);
-            let mut held = Held { inner: Arc::clone(self), name: name.to_owned(), ticket, armed: true };
+            let mut held =
+                Held { inner: Arc::clone(self), name: name.to_owned(), ticket, armed: true };
             let lease = self.settings.lease;
             let there = match self.store.begin(name, ticket, lease, except).await {
                 Ok(Begun::Granted { now, .. }) => {

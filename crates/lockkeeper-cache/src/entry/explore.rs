@@ -155,10 +155,14 @@ impl State {
                 let seen = value.schema;
                 return self.done(who, seen);
             }
-            Some(Entry::Intents(intents)) if intents.writers.iter().any(|by| by.is_live(self.now)) => {
+            Some(Entry::Intents(intents))
+                if intents.writers.iter().any(|by| by.is_live(self.now)) =>
+            {
                 self.readers[who] = Reader::Direct;
             }
-            Some(Entry::Gap(gap)) if gap.lease.is_live(self.now) && self.loads(1 - who) == Some(gap.lease.ticket) => {
+            Some(Entry::Gap(gap))
+                if gap.lease.is_live(self.now) && self.loads(1 - who) == Some(gap.lease.ticket) =>
+            {
                 self.readers[who] = Reader::Joined;
             }
             _ => self.readers[who] = Reader::Missed,
@@ -175,7 +179,10 @@ impl State {
     }
 
     fn ask(&mut self, who: usize, world: World) {
-        let under_way = !matches!(self.readers[1 - who], Reader::Idle | Reader::Missed | Reader::Done(_) | Reader::Joined);
+        let under_way = !matches!(
+            self.readers[1 - who],
+            Reader::Idle | Reader::Missed | Reader::Done(_) | Reader::Joined
+        );
         let joins = self.younger[who] || world.wrong == Some(Wrong::JoinsAny);
         if under_way && joins {
             self.readers[who] = Reader::Joined;
@@ -423,7 +430,15 @@ fn explore(world: World) -> (usize, HashSet<String>) {
 fn worlds(versions: bool, strong: bool) -> impl Iterator<Item = World> {
     let faults = [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1), (1, 1, 0)];
     faults.into_iter().flat_map(move |(losses, passes, wipes)| {
-        [false, true].map(|warm| World { versions, strong, warm, losses, passes, wipes, wrong: None })
+        [false, true].map(|warm| World {
+            versions,
+            strong,
+            warm,
+            losses,
+            passes,
+            wipes,
+            wrong: None,
+        })
     })
 }
 

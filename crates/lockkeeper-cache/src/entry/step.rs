@@ -116,12 +116,7 @@ pub fn begin(
 }
 
 /// Fills, if the lease of the value's own ticket is there. May be sent again.
-pub fn fill(
-    slot: Option<&Slot>,
-    now: Millis,
-    value: &Value,
-    ttl_ms: Millis,
-) -> (Change, Filled) {
+pub fn fill(slot: Option<&Slot>, now: Millis, value: &Value, ttl_ms: Millis) -> (Change, Filled) {
     let Some(Slot { entry, expires }) = live(slot, now) else {
         return (Change::Keep, Filled::Gone);
     };

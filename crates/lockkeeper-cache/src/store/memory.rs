@@ -81,10 +81,7 @@ impl Memory {
     /// let store = Memory::with_clock(100, move || clock.load(SeqCst));
     /// assert_eq!(store.now(), 7);
     /// ```
-    pub fn with_clock(
-        capacity: usize,
-        clock: impl Fn() -> Millis + Send + Sync + 'static,
-    ) -> Self {
+    pub fn with_clock(capacity: usize, clock: impl Fn() -> Millis + Send + Sync + 'static) -> Self {
         let capacity = capacity.div_ceil(SHARDS).max(1);
         let shard = |_| Mutex::new(Shard { capacity, ..Shard::default() });
         let shards = std::array::from_fn(shard);
@@ -113,11 +110,7 @@ impl Memory {
     }
 
     /// Takes a step on one key.
-    fn step<T>(
-        &self,
-        key: &str,
-        step: impl FnOnce(Option<&Slot>, Millis) -> (Change, T),
-    ) -> T {
+    fn step<T>(&self, key: &str, step: impl FnOnce(Option<&Slot>, Millis) -> (Change, T)) -> T {
         let mut shard = self.shard(key).lock();
         // Asked for inside the lock, so that no step is taken at an earlier time than the one before it.
         let now = (self.shared.clock)();
@@ -127,7 +120,10 @@ impl Memory {
             Change::Remove => {
                 shard.slots.swap_remove(key);
             }
-            Change::Put(slot) => shard.put(key, slot, now, self.shared.hasher.hash_one(now)),
+            Change::Put(slot) => {
+                let random = self.shared.hasher.hash_one(shard.uses);
+                shard.put(key, slot, now, random);
+            }
         }
         answer
     }
@@ -259,10 +255,10 @@ mod tests {
         let fill = async |key: String| {
             let ticket = Ticket::new();
             store.begin(&key, ticket, lease, None).await.unwrap();
-            let numbers = (0, 0, u64::MAX, 0, 0);
-            let (version, made, soft, cost, schema) = numbers;
-            let (lease_of, payload) = (crate::entry::Lease::NONE, None);
-            let value = Value { lease: lease_of, fill: ticket, version, made, soft, cost, schema, payload };
+            let (nobody, soft, payload) = (entry::Lease::NONE, u64::MAX, None);
+            let (version, made, cost, schema) = (0, 0, 0, 0);
+            let value =
+                Value { lease: nobody, fill: ticket, version, made, soft, cost, schema, payload };
             assert_eq!(store.fill(&key, &value, lease).await.unwrap(), Filled::Done);
         };
         fill("hot".into()).await;

@@ -85,7 +85,8 @@ async fn a_read_ends_when_its_time_is_over(place: &Place) {
 }
 
 async fn a_value_that_cannot_be_read_is_loaded_again(place: &Place) {
-    let texts = place.builder().await.build(async |_: u32| Ok::<_, Error>(Loaded::found("x".to_owned())));
+    let texts =
+        place.builder().await.build(async |_: u32| Ok::<_, Error>(Loaded::found("x".to_owned())));
     assert_eq!(texts.unwrap().get(&1).await.unwrap().as_deref(), Some(&"x".to_owned()));
     let mut client = Client::new(place.builder().await, &Database::new());
     assert_eq!(client.loaded().await, 1);
@@ -255,7 +256,8 @@ async fn nothing_is_stored_without_an_end() {
 async fn an_answer_that_is_lost_does_no_harm() {
     let server = server::redis(&[]).await;
     let proxy = Proxy::to(server.address()).await;
-    let [near, far] = [server.address(), proxy.address()].map(|address| format!("redis://{address}"));
+    let [near, far] =
+        [server.address(), proxy.address()].map(|address| format!("redis://{address}"));
     let database = Database::new();
     let mut client = Client::new(Cache::builder(Redis::connect(&far).await.unwrap()), &database);
     let mut other = Client::new(Cache::builder(Redis::connect(&near).await.unwrap()), &database);

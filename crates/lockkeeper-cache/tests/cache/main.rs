@@ -5,5 +5,6 @@
 mod faults;
 mod freshness;
 mod harness;
+mod nodes;
 mod races;
 mod stores;

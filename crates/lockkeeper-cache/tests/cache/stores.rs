@@ -18,12 +18,34 @@ const UNIT: Millis = 1_000_000;
 #[derive(Clone, Debug)]
 enum Step {
     Get,
-    Begin { ticket: u8, lease: u64, except: Option<u8> },
-    Fill { ticket: u8, version: u64, ttl: u64 },
-    GiveUp { ticket: u8 },
-    Invalidate { floor: u64, floor_for: u64, keep: u64 },
-    Intend { writer: u8, ttl: u64 },
-    Settle { writer: u8, floor: u64, floor_for: u64, keep: u64 },
+    Begin {
+        ticket: u8,
+        lease: u64,
+        except: Option<u8>,
+    },
+    Fill {
+        ticket: u8,
+        version: u64,
+        ttl: u64,
+    },
+    GiveUp {
+        ticket: u8,
+    },
+    Invalidate {
+        floor: u64,
+        floor_for: u64,
+        keep: u64,
+    },
+    Intend {
+        writer: u8,
+        ttl: u64,
+    },
+    Settle {
+        writer: u8,
+        floor: u64,
+        floor_for: u64,
+        keep: u64,
+    },
     /// So many units pass.
     Pass(u64),
 }
@@ -52,7 +74,9 @@ fn random_step(random: &mut Random) -> Step {
         }
         3..=5 => Step::Fill { ticket: id(random), version: version(random), ttl: odd(random) },
         6 => Step::GiveUp { ticket: id(random) },
-        7 => Step::Invalidate { floor: version(random), floor_for: odd(random), keep: keep(random) },
+        7 => {
+            Step::Invalidate { floor: version(random), floor_for: odd(random), keep: keep(random) }
+        }
         8 => Step::Intend { writer: id(random), ttl: odd(random) },
         9 => {
             let (writer, floor) = (id(random), version(random));

@@ -1,0 +1,46 @@
+//! Several servers.
+
+use lockkeeper_cache::{Cache, Error, Loaded, Redis};
+use testkit::nodes::{Cluster, Sentinels};
+use testkit::wait::soon;
+
+use crate::harness::Database;
+
+/// Keys in as many slots, read, changed and read again.
+async fn many_keys(url: &str) {
+    let database = Database::new();
+    let source = database.clone();
+    let store = soon("connected", Redis::connect(url)).await.unwrap();
+    let loader = move |key: u32| {
+        let read = source.read();
+        async move { Ok::<_, Error>(Loaded::found(u64::from(key) * 10 + read).version(read)) }
+    };
+    let cache = Cache::builder(store).namespace("nodes").build(loader).unwrap();
+    let keys: Vec<u32> = (0..50).collect();
+    for version in 1..=2 {
+        for _ in 0..2 {
+            let found = soon("all", cache.get_many(&keys)).await.unwrap();
+            let found: Vec<u64> = found.into_iter().map(|value| *value.unwrap()).collect();
+            let expected: Vec<u64> = keys.iter().map(|key| u64::from(*key) * 10 + version).collect();
+            assert_eq!(found, expected);
+        }
+        assert_eq!(cache.stats().loads, 50 * version, "{:?}", cache.stats());
+        database.commit();
+        soon("invalidated", cache.invalidate_to(&keys, version + 1)).await.unwrap();
+    }
+    let write = soon("announced", cache.intend(&keys)).await.unwrap();
+    soon("all", cache.get_many(&keys)).await.unwrap();
+    assert_eq!(cache.stats().bypasses, 50);
+    soon("settled", write.settle(None)).await.unwrap();
+    assert_eq!(cache.stats().store_errors, 0);
+}
+
+#[tokio::test]
+async fn a_cluster_has_each_key_where_its_slot_is() {
+    many_keys(&Cluster::shared().await.url()).await;
+}
+
+#[tokio::test]
+async fn the_master_that_sentinels_name_has_them_all() {
+    many_keys(&Sentinels::shared().await.url()).await;
+}
