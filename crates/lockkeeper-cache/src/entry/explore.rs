@@ -13,6 +13,9 @@ use super::{
 const LEASE: Millis = 10;
 const TTL: Millis = 1_000_000;
 
+/// What the value that is there at first was filled with.
+const FIRST: Ticket = Ticket::from_bytes([200; 16]);
+
 /// What is explored.
 #[derive(Clone, Copy)]
 struct World {
@@ -22,6 +25,8 @@ struct World {
     strong: bool,
     /// A value is there at first.
     warm: bool,
+    /// Readers take that value and refresh it.
+    refresh: bool,
     losses: u8,
     passes: u8,
     wipes: u8,
@@ -98,7 +103,7 @@ struct State {
 
 impl State {
     fn new(world: World) -> Self {
-        let entry = Entry::Value(value(ticket(200), 1, world));
+        let entry = Entry::Value(value(FIRST, 1, world));
         Self {
             database: 1,
             acked: 1,
@@ -149,11 +154,16 @@ impl State {
         Ok(())
     }
 
-    fn look(&mut self, who: usize) -> Result<(), String> {
+    fn look(&mut self, who: usize, world: World) -> Result<(), String> {
         match self.there() {
             Some(Entry::Value(value)) => {
-                let seen = value.schema;
-                return self.done(who, seen);
+                let (seen, due) = (value.schema, world.refresh && value.fill == FIRST);
+                let looked = self.done(who, seen);
+                if due {
+                    // Whoever wanted it has it; what is loaded now nobody waits for.
+                    (self.readers[who], self.wanted[who]) = (Reader::Missed, 0);
+                }
+                return looked;
             }
             Some(Entry::Intents(intents))
                 if intents.writers.iter().any(|by| by.is_live(self.now)) =>
@@ -202,14 +212,18 @@ impl State {
     fn arrive(&mut self, message: Message, world: World) -> Result<(), String> {
         match message {
             Message::Begin(who, ticket) => {
-                let (change, begun) = begin(self.slot.as_ref(), self.now, ticket, LEASE, None);
+                let except = world.refresh.then_some(FIRST);
+                let (change, begun) = begin(self.slot.as_ref(), self.now, ticket, LEASE, except);
                 self.put(change);
                 if self.readers[who] != Reader::Asking(ticket) {
                     return Ok(());
                 }
                 match begun {
                     Begun::Granted { .. } => self.readers[who] = Reader::Loading(ticket),
-                    Begun::There(Entry::Value(value)) => return self.done(who, value.schema),
+                    Begun::There(Entry::Value(value)) if Some(value.fill) != except => {
+                        return self.done(who, value.schema);
+                    }
+                    Begun::There(Entry::Value(_)) => self.readers[who] = Reader::Missed,
                     Begun::There(Entry::Intents(_)) => self.readers[who] = Reader::Direct,
                     Begun::There(Entry::Gap(_)) => self.readers[who] = Reader::Missed,
                 }
@@ -264,7 +278,7 @@ impl State {
             Reader::Idle => {
                 let strict = world.strong && !self.weakened;
                 self.wanted[who] = if strict { self.database } else { self.acked };
-                self.look(who)
+                self.look(who, world)
             }
             Reader::Missed => {
                 self.ask(who, world);
@@ -430,14 +444,9 @@ fn explore(world: World) -> (usize, HashSet<String>) {
 fn worlds(versions: bool, strong: bool) -> impl Iterator<Item = World> {
     let faults = [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1), (1, 1, 0)];
     faults.into_iter().flat_map(move |(losses, passes, wipes)| {
-        [false, true].map(|warm| World {
-            versions,
-            strong,
-            warm,
-            losses,
-            passes,
-            wipes,
-            wrong: None,
+        [(false, false), (true, false), (true, true)].map(|(warm, refresh)| {
+            let wrong = None;
+            World { versions, strong, warm, refresh, losses, passes, wipes, wrong }
         })
     })
 }
@@ -446,11 +455,11 @@ fn worlds(versions: bool, strong: bool) -> impl Iterator<Item = World> {
 fn nothing_stale_stays_and_nothing_acknowledged_is_missed() {
     for (versions, strong) in [(false, false), (true, false), (false, true), (true, true)] {
         for world in worlds(versions, strong) {
-            let World { warm, losses, passes, wipes, .. } = world;
+            let World { warm, refresh, losses, passes, wipes, .. } = world;
             let (states, wrong) = explore(world);
             assert!(
                 states > 500 && wrong.is_empty(),
-                "{states} states, {wrong:?} with versions {versions}, strong {strong}, warm {warm}, losses {losses}, passes {passes}, wipes {wipes}"
+                "{states} states, {wrong:?} with versions {versions}, strong {strong}, warm {warm}, refresh {refresh}, losses {losses}, passes {passes}, wipes {wipes}"
             );
         }
     }

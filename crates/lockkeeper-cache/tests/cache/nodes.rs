@@ -21,7 +21,8 @@ async fn many_keys(url: &str) {
         for _ in 0..2 {
             let found = soon("all", cache.get_many(&keys)).await.unwrap();
             let found: Vec<u64> = found.into_iter().map(|value| *value.unwrap()).collect();
-            let expected: Vec<u64> = keys.iter().map(|key| u64::from(*key) * 10 + version).collect();
+            let expected: Vec<u64> =
+                keys.iter().map(|key| u64::from(*key) * 10 + version).collect();
             assert_eq!(found, expected);
         }
         assert_eq!(cache.stats().loads, 50 * version, "{:?}", cache.stats());
