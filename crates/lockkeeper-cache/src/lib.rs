@@ -65,7 +65,7 @@ mod freshness;
 mod load;
 mod loader;
 mod stats;
-mod store;
+pub mod store;
 
 pub use builder::Builder;
 pub use cache::{Cache, Read, Source, Write};
