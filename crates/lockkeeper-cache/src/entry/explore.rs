@@ -4,6 +4,7 @@
 //! after its sender has given it up; the time may pass every lease, and the store may forget everything.
 
 use std::collections::HashSet;
+use std::hash::{BuildHasher, RandomState};
 
 use super::{
     Begun, Change, Entry, Filled, Invalidation, Lease, Millis, Slot, Ticket, Value, begin, fill,
@@ -66,7 +67,6 @@ enum Writer {
     Intending,
     Ready,
     Early,
-    Committed(u32),
     Telling(u32),
     Done,
 }
@@ -317,15 +317,14 @@ impl State {
             }
             Writer::Idle | Writer::Ready => {
                 self.database += 1;
-                self.writers[who] = Writer::Committed(self.database);
                 if first {
                     self.writers[who] = Writer::Done;
                     self.acked = self.acked.max(self.database);
+                    return true;
                 }
-            }
-            Writer::Committed(version) => {
-                self.send(Message::Invalidate(who, version));
-                self.writers[who] = Writer::Telling(version);
+                // At once: it may arrive as late as one that is sent later.
+                self.send(Message::Invalidate(who, self.database));
+                self.writers[who] = Writer::Telling(self.database);
             }
             _ => return false,
         }
@@ -357,13 +356,18 @@ impl State {
     fn next(&self, world: World) -> Vec<Result<Self, String>> {
         let mut next = Vec::new();
         for who in 0..2 {
-            let mut step = self.clone();
-            if let Some(read) = step.read(who, world) {
-                next.push(read.map(|()| step));
+            // Both are alike: it is enough if the second one begins second.
+            if who == 0 || self.readers[0] != Reader::Idle {
+                let mut step = self.clone();
+                if let Some(read) = step.read(who, world) {
+                    next.push(read.map(|()| step));
+                }
             }
-            let mut step = self.clone();
-            if step.write(who, world) {
-                next.push(Ok(step));
+            if who == 0 || self.writers[0] != Writer::Idle {
+                let mut step = self.clone();
+                if step.write(who, world) {
+                    next.push(Ok(step));
+                }
             }
             next.extend(self.clone().lose(who, world).into_iter().map(Ok));
         }
@@ -419,18 +423,18 @@ fn value(fill: Ticket, seen: u32, world: World) -> Value {
 
 /// How many states there are, and all that is wrong in them.
 fn explore(world: World) -> (usize, HashSet<String>) {
+    // Two numbers stand for a state: there are too many to keep, and too few for two to be alike by chance.
+    let hashers = [RandomState::new(), RandomState::new()];
+    let print = |state: &State| hashers.each_ref().map(|hasher| hasher.hash_one(state));
     let first = State::new(world);
-    let mut seen = HashSet::from([first.clone()]);
+    let mut seen = HashSet::from([print(&first)]);
     let (mut open, mut wrong) = (vec![first], HashSet::new());
     while let Some(state) = open.pop() {
         wrong.extend(state.check().err());
         for next in state.next(world) {
             match next {
-                Ok(next) => {
-                    if seen.insert(next.clone()) {
-                        open.push(next);
-                    }
-                }
+                Ok(next) if seen.insert(print(&next)) => open.push(next),
+                Ok(_) => {}
                 Err(what) => {
                     wrong.insert(what);
                 }
@@ -442,7 +446,7 @@ fn explore(world: World) -> (usize, HashSet<String>) {
 
 /// All faults one by one, because all at once are too many states; both beginnings.
 fn worlds(versions: bool, strong: bool) -> impl Iterator<Item = World> {
-    let faults = [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1), (1, 1, 0)];
+    let faults = [(1, 0, 0), (0, 1, 0), (0, 0, 1)];
     faults.into_iter().flat_map(move |(losses, passes, wipes)| {
         [(false, false), (true, false), (true, true)].map(|(warm, refresh)| {
             let wrong = None;
@@ -453,10 +457,11 @@ fn worlds(versions: bool, strong: bool) -> impl Iterator<Item = World> {
 
 #[test]
 fn nothing_stale_stays_and_nothing_acknowledged_is_missed() {
-    for (versions, strong) in [(false, false), (true, false), (false, true), (true, true)] {
+    for (versions, strong) in [(false, false), (true, false), (true, true)] {
         for world in worlds(versions, strong) {
             let World { warm, refresh, losses, passes, wipes, .. } = world;
             let (states, wrong) = explore(world);
+            eprintln!("{states} states");
             assert!(
                 states > 500 && wrong.is_empty(),
                 "{states} states, {wrong:?} with versions {versions}, strong {strong}, warm {warm}, refresh {refresh}, losses {losses}, passes {passes}, wipes {wipes}"
