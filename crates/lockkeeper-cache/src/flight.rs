@@ -80,7 +80,7 @@ impl<T: Clone> Flights<T> {
     }
 }
 
-impl<T: Clone> Flight<T> {
+impl<T: Clone + Send + Sync> Flight<T> {
     pub(crate) fn set_ticket(&self, ticket: Ticket) {
         *self.ticket.lock() = ticket;
     }
