@@ -9,6 +9,7 @@ use crate::harness::{Client, Database, Place, on_each_store, value};
 
 on_each_store! {
     a_fill_that_comes_after_the_invalidation_is_dropped
+    a_fill_under_the_lease_of_another_is_dropped
     a_read_does_not_join_a_load_that_is_older_than_the_invalidation
     a_read_joins_the_load_that_the_store_shows
     a_refresh_does_not_store_over_an_invalidation
@@ -37,6 +38,23 @@ async fn a_fill_that_comes_after_the_invalidation_is_dropped(place: &Place) {
     assert_eq!(reader.cache.stats().lost_fills, 1);
     assert_eq!(reader.loaded().await, 2);
     assert_eq!(reader.hit().await, 2);
+}
+
+/// R1, when somebody else loads already.
+async fn a_fill_under_the_lease_of_another_is_dropped(place: &Place) {
+    let (mut reader, mut other, database) = two(place).await;
+    let early = reader.get();
+    let old = reader.load().await;
+    database.commit();
+    other.cache.invalidate(&[1]).await.unwrap();
+    let late = other.get();
+    let new = other.load().await;
+    old.go();
+    assert_eq!(value(early).await, 1);
+    assert_eq!(reader.cache.stats().lost_fills, 1);
+    new.go();
+    assert_eq!(value(late).await, 2);
+    assert_eq!((reader.hit().await, other.cache.stats().fills), (2, 1));
 }
 
 /// R11, in the process of the load and by the invalidation of another.
