@@ -17,6 +17,7 @@
 //! | [`faulty`] | a backend whose renewals and releases fail on command |
 //! | [`register`] | the independent judge: refuses a token that comes too late |
 //! | [`history`], [`checker`] | what happened, and pure functions that say whether it may |
+//! | [`staleness`], [`staleness::lab`] | the same for a cache, and its races in every order |
 //! | [`wait`] | the one way to wait for something that sends no event |
 //!
 //! # Rules
@@ -46,6 +47,7 @@ pub mod resp;
 pub mod server;
 mod signal;
 mod split;
+pub mod staleness;
 pub mod storm;
 pub mod taker;
 pub mod traffic;
