@@ -60,7 +60,7 @@ mod versions;
 
 pub use judge::{Finding, judge};
 pub use log::{Log, Ticket, read};
-pub use report::{Report, Row, splice, table};
+pub use report::{AGES, Report, Row, splice, table};
 
 /// What is done to a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]

@@ -171,8 +171,7 @@ impl<'a> Sweep<'a> {
         if operation.kind.writes() {
             session.wrote = session.wrote.max(number);
             self.newest_done = self.newest_done.max(number);
-        } else if operation.kind.reads()
-            && self.versions.seen(number, operation.res) == Seen::Fine
+        } else if operation.kind.reads() && self.versions.seen(number, operation.res) == Seen::Fine
         {
             session.read = session.read.max(number);
             self.newest_read = self.newest_read.max(number);

@@ -103,7 +103,10 @@ impl Report {
         ages.sort_unstable();
         report.age = ages.last().copied().unwrap_or_default();
         // The smallest age that at least 99 of 100 do not exceed.
-        report.age_p99 = ages.get((ages.len() * 99).div_ceil(100).saturating_sub(1)).copied().unwrap_or_default();
+        report.age_p99 = ages
+            .get((ages.len() * 99).div_ceil(100).saturating_sub(1))
+            .copied()
+            .unwrap_or_default();
         report.loads_at_once = at_once(history);
         report
     }
@@ -145,14 +148,17 @@ impl Report {
 
     /// Whether nothing at all is wrong, and there was something that could have been.
     pub const fn is_clean(&self) -> bool {
-        self.tried > 0 && self.is_linearizable() && self.own + self.back + self.stuck + self.lost == 0
+        self.tried > 0
+            && self.is_linearizable()
+            && self.own + self.back + self.stuck + self.lost == 0
     }
 }
 
 fn example(operation: &Operation, finding: &Finding, what: &str) -> String {
     let Operation { process, session, key, kind, version, source, inv, res, .. } = operation;
     let version = version.map_or("nothing".to_owned(), |version| format!("version {version}"));
-    let mut text = format!("{what}: {kind:?} of {key:?} by session {session} of process {process} ");
+    let mut text =
+        format!("{what}: {kind:?} of {key:?} by session {session} of process {process} ");
     let _ = write!(text, "from {} to {} returned {version}", inv.as_nanos(), res.as_nanos());
     if let Some(source) = source {
         let _ = write!(text, " from {source:?}");
@@ -193,8 +199,22 @@ pub struct Row {
 /// A Markdown table of many runs, for `docs/CACHE-CONSISTENCY.md`.
 pub fn table(rows: &[Row]) -> String {
     let heads = [
-        "strategy", "reads", "writes", "unknown", "stale", "missed", "age p99", "age max",
-        "own write", "back", "inverted", "dirty", "future", "stuck", "lost", "loads",
+        "strategy",
+        "reads",
+        "writes",
+        "unknown",
+        "stale",
+        "missed",
+        "age p99",
+        "age max",
+        "own write",
+        "back",
+        "inverted",
+        "dirty",
+        "future",
+        "stuck",
+        "lost",
+        "loads",
     ];
     let mut text = format!("| {} |\n|{}\n", heads.join(" | "), " --- |".repeat(heads.len()));
     for Row { name, report } in rows {

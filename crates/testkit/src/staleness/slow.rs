@@ -85,7 +85,7 @@ impl Slow<'_> {
     }
 
     fn possible(&self) -> impl Iterator<Item = &Operation> {
-        let possible = |write: &&Operation| {
+        let possible = move |write: &&Operation| {
             let may = write.outcome != Outcome::Fail || self.bend == Bend::FailedIsPossible;
             write.kind.writes() && may
         };
@@ -198,16 +198,16 @@ impl Slow<'_> {
     fn judge(&self, read: &Operation) -> Option<Finding> {
         let versions = self.versions();
         let dirty = |number: u64| number > 0 && !versions.iter().any(|v| v.number == number);
-        let future =
-            |number: u64, res| versions.iter().any(|v| v.number == number && v.begun > res);
-        let fine = |number: u64, res| !dirty(number) && !future(number, res);
+        let future = |number: u64, res: Instant| {
+            versions.iter().any(|v| v.number == number && v.begun > res)
+        };
+        let fine = |number: u64, res: Instant| !dirty(number) && !future(number, res);
         let ok = |kind: Kind| {
             let all = self.all.iter().copied();
             all.filter(move |read| read.kind == kind && read.outcome == Outcome::Ok)
         };
-        let held: Vec<_> = ok(Kind::Truth)
-            .filter_map(|truth| Some((self.resolve(truth)?, truth.res)))
-            .collect();
+        let held: Vec<_> =
+            ok(Kind::Truth).filter_map(|truth| Some((self.resolve(truth)?, truth.res))).collect();
         if self.contradicts_itself() || held.iter().any(|(number, res)| !fine(*number, *res)) {
             return None;
         }
@@ -216,14 +216,13 @@ impl Slow<'_> {
         if !answers || read.outcome != Outcome::Ok {
             return Some(finding);
         }
-        let acked: Vec<_> =
-            versions.iter().filter(|v| self.before(v.acked, read.inv)).collect();
+        let acked: Vec<_> = versions.iter().filter(|v| self.before(v.acked, read.inv)).collect();
         finding.tried = read.kind.reads() && !acked.is_empty();
         let Some(number) = self.resolve(read) else { return Some(finding) };
         if read.kind == Kind::Truth {
-            finding.lost = self.done().any(|write| {
-                self.before(write.res, read.inv) && write.version > Some(number)
-            });
+            finding.lost = self
+                .done()
+                .any(|write| self.before(write.res, read.inv) && write.version > Some(number));
             return Some(finding);
         }
         finding.dirty = dirty(number);
@@ -240,9 +239,10 @@ impl Slow<'_> {
         finding.age = since.map_or(Duration::ZERO, |since| read.inv.since(since));
         let mine =
             |other: &&Operation| self.bend == Bend::OneSession || other.session == read.session;
-        finding.own = self.done().filter(mine).any(|write| {
-            self.before(write.res, read.inv) && write.version > Some(number)
-        });
+        finding.own = self
+            .done()
+            .filter(mine)
+            .any(|write| self.before(write.res, read.inv) && write.version > Some(number));
         let newer = |other: &&Operation| {
             let counts = other.version.is_some_and(|number| {
                 fine(number, other.res) || (self.bend == Bend::DirtyObliges && dirty(number))

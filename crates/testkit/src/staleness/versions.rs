@@ -121,7 +121,7 @@ fn possible<'a>(operations: &'a [&Operation]) -> impl Iterator<Item = &'a Operat
 }
 
 /// Answers of the cache and of the database that name a version.
-fn answers<'a>(operations: &'a [&Operation]) -> impl Iterator<Item = (u64, Instant)> {
+fn answers(operations: &[&Operation]) -> impl Iterator<Item = (u64, Instant)> {
     let reads = operations.iter().filter(|read| {
         (read.kind.reads() || read.kind == Kind::Truth) && read.outcome == Outcome::Ok
     });

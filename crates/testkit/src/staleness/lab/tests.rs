@@ -163,16 +163,18 @@ async fn a_place_that_a_blocked_actor_comes_to_by_itself_is_not_passed() {
     lab.patience(Duration::from_millis(5));
     let gate = Arc::new(tokio::sync::Semaphore::new(0));
     let waited = Arc::clone(&gate);
+    let (tell, told) = tokio::sync::oneshot::channel();
     lab.actor("caller", |at| async move {
         let load = tokio::spawn(async move {
             waited.acquire().await.unwrap().forget();
+            tell.send(()).unwrap();
             at.step("loads").await;
         });
         load.await.unwrap();
     });
     assert_eq!(lab.advance("caller").await, Moved::Blocked);
     gate.add_permits(1);
-    crate::wait::eventually("the permit is taken", async || gate.available_permits() == 0).await;
+    told.await.unwrap();
     // The task stands at its place now, though nobody let the actor go.
     lab.patience(crate::wait::LONG);
     assert_eq!(lab.advance("caller").await, Moved::At("loads"));

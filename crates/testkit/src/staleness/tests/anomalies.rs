@@ -28,7 +28,11 @@ fn what_was_acknowledged_before_the_read_began_must_be_in_it() {
     assert!(stale.stale());
     assert_eq!((stale.missed, stale.age), (1, Duration::from_nanos(5)));
     let staler = story((35, 40), 0);
-    assert_eq!((staler.missed, staler.age), (2, Duration::from_nanos(25)), "since the first missed");
+    assert_eq!(
+        (staler.missed, staler.age),
+        (2, Duration::from_nanos(25)),
+        "since the first missed"
+    );
     assert_eq!(story((30, 40), 1), clean(true), "equal times prove nothing");
     assert_eq!(story((25, 40), 1), clean(true), "while it is written, both are right");
     assert_eq!(story((25, 40), 2), clean(true));
@@ -54,7 +58,8 @@ fn a_session_must_see_what_it_wrote() {
 fn a_session_must_not_go_back() {
     // The write is never acknowledged, so nobody is stale.
     let write = with(Outcome::Unknown, write(9, (0, 1000), 1));
-    let story = |session, when| last(&[write.clone(), reads(1, (10, 20), 1), reads(session, when, 0)]);
+    let story =
+        |session, when| last(&[write.clone(), reads(1, (10, 20), 1), reads(session, when, 0)]);
     let back = story(1, (21, 30));
     assert!(back.back && back.inverted && !back.stale());
     let other = story(2, (21, 30));

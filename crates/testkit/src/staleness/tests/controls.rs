@@ -63,7 +63,11 @@ fn nothing_is_wrong_without_a_cache() {
 
 /// Bends one operation of each of many good histories, chosen among those where `bend` says how, and
 /// requires that it is found right there.
-fn is_found(what: &str, bend: impl Fn(&[Operation], &Operation) -> Option<u64>, fault: fn(&Finding) -> bool) {
+fn is_found(
+    what: &str,
+    bend: impl Fn(&[Operation], &Operation) -> Option<u64>,
+    fault: fn(&Finding) -> bool,
+) {
     let mut random = Random::seeded();
     let mut bent = 0;
     for _ in 0..SEEDS {
