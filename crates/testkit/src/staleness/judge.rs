@@ -194,9 +194,9 @@ fn at_the_end(
         let operations = operations.iter().enumerate();
         let ended =
             operations.filter(move |(_, read)| read.kind == kind && read.outcome == Outcome::Ok);
-        ended.filter_map(|(at, read)| Some((at, read.res, resolve(read, versions)?)))
+        ended.filter_map(move |(at, read)| Some((at, read.res, resolve(read, versions)?)))
     };
-    let mut truth = None;
+    let mut truth: Option<u64> = None;
     for (_, res, number) in ended(Kind::Truth) {
         if versions.seen(number, res) != Seen::Fine {
             return Err(format!("the database holds version {number}, which nobody wrote"));

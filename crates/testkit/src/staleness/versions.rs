@@ -189,7 +189,7 @@ fn explained(
     vague.sort_unstable();
     let sure: Vec<_> = all.values().filter(|version| version.sure).collect();
     let done = soonest(sure.iter().map(|version| version.acked));
-    let orphans = first.iter().filter(|(number, _)| **number > 0 && !all.contains_key(number));
+    let orphans = first.iter().filter(|(number, _)| **number > 0 && !all.contains_key(*number));
     let mut orphans: Vec<_> = orphans
         .map(|(number, seen)| {
             let newer = sure.partition_point(|version| version.number < *number);
