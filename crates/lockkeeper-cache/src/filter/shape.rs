@@ -91,8 +91,9 @@ impl Shape {
     pub(super) fn positions(self, key: &[u8]) -> impl Iterator<Item = u64> {
         let first = hash(key);
         let step = first.wrapping_mul(0x517C_C1B7_2722_0A95);
-        let hashes =
-            std::iter::successors(Some(first), move |last| Some(last.rotate_left(5).wrapping_add(step)));
+        let hashes = std::iter::successors(Some(first), move |last| {
+            Some(last.rotate_left(5).wrapping_add(step))
+        });
         let bits = u128::from(self.bits);
         let position = move |hash| u64::try_from((u128::from(hash) * bits) >> 64).unwrap_or(0);
         hashes.map(position).take(self.hashes as usize)

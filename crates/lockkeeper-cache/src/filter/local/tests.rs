@@ -13,7 +13,9 @@ fn plan(keys: u64) -> Plan {
     Plan::new(Shape::for_keys(keys, 0.01).unwrap()).settle(Duration::ZERO)
 }
 
-fn users(ids: std::ops::Range<u32>) -> impl futures_util::Stream<Item = Result<String, Infallible>> {
+fn users(
+    ids: std::ops::Range<u32>,
+) -> impl futures_util::Stream<Item = Result<String, Infallible>> {
     stream::iter(ids.map(|id| Ok(format!("user:{id}"))))
 }
 
@@ -152,7 +154,8 @@ async fn nothing_that_was_inserted_is_ever_absent() {
     for writer in writers {
         assert!(writer.await.unwrap() > 0);
     }
-    let absent = rows.lock().iter().filter(|key| filter.look_at(key.as_bytes()) == Verdict::Absent).count();
+    let absent =
+        rows.lock().iter().filter(|key| filter.look_at(key.as_bytes()) == Verdict::Absent).count();
     assert_eq!(absent, 0);
 }
 

@@ -98,7 +98,9 @@ mod tests {
         };
         assert_eq!(head.used(), Shape::of(64, 7));
         assert_eq!(head.written(), [Shape::of(128, 3), Shape::of(64, 7)]);
-        assert!(matches!(answer(&["", "", "", "", ""]), Ok(Answer::Changed(h)) if h == Head::default()));
+        assert!(
+            matches!(answer(&["", "", "", "", ""]), Ok(Answer::Changed(h)) if h == Head::default())
+        );
         for odd in [
             ["s", "c", "", "64:7", ""],
             ["s", "a", "", "", "64:7"],
