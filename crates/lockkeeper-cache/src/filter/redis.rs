@@ -226,7 +226,7 @@ struct Server<C> {
 }
 
 impl<C: ConnectionLike + Clone + Send + Sync> Server<C> {
-    async fn call<T: FromRedisValue>(
+    async fn call<T: FromRedisValue + Send>(
         &self,
         mut call: ScriptInvocation<'_>,
         patience: Duration,
@@ -237,7 +237,7 @@ impl<C: ConnectionLike + Clone + Send + Sync> Server<C> {
     }
 }
 
-async fn within<T>(
+async fn within<T: Send>(
     patience: Duration,
     answer: impl Future<Output = Result<T, RedisError>> + Send,
 ) -> Result<T, FilterError> {

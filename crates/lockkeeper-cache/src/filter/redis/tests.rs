@@ -11,6 +11,8 @@ use testkit::wait::{eventually, soon};
 use super::*;
 use crate::filter::{LocalFilter, Plan, rebuild};
 
+const NONE: [u32; 0] = [];
+
 type Redis = RedisFilter<MultiplexedConnection>;
 
 async fn connect(server: &Process) -> MultiplexedConnection {
@@ -47,7 +49,7 @@ async fn absent(filter: &Redis, ids: impl IntoIterator<Item = u32>) -> Vec<u32> 
     said.filter(|(_, verdict)| *verdict == Verdict::Absent).map(|(id, _)| id).collect()
 }
 
-async fn ask<T: FromRedisValue>(filter: &Redis, command: &str, key: usize, words: &[&str]) -> T {
+async fn ask<T: FromRedisValue + Send>(filter: &Redis, command: &str, key: usize, words: &[&str]) -> T {
     let mut connection = filter.server.connection.clone();
     let mut command = cmd(command);
     command.arg(&filter.server.keys[key]).arg(words);
@@ -59,23 +61,23 @@ async fn says_maybe_until_it_is_loaded_and_then_the_same_to_all() {
     let server = server::redis(&[]).await;
     let (one, other) = (client(&server).await, client(&server).await);
     one.insert(&[b"user:1"]).await.unwrap();
-    assert_eq!(absent(&one, 0..300).await, [], "nothing is known yet");
+    assert_eq!(absent(&one, 0..300).await, NONE, "nothing is known yet");
     let build = one.begin(plan(1000).shape).await.unwrap();
-    assert_eq!(absent(&other, 0..300).await, [], "half loaded");
+    assert_eq!(absent(&other, 0..300).await, NONE, "half loaded");
     drop(build);
     eventually("room for another", || async { one.begin(plan(1).shape).await.is_ok() }).await;
     other.forget().await.unwrap();
 
     load(&one, 0..1000).await;
     for filter in [&one, &other] {
-        assert_eq!(absent(filter, 0..1000).await, []);
+        assert_eq!(absent(filter, 0..1000).await, NONE);
         let unknown = absent(filter, 1000..4000).await.len();
         assert!(unknown > 2930, "{unknown} of 3000");
     }
     other.insert(&[b"user:2000", b"user:2001"]).await.unwrap();
-    assert_eq!(absent(&one, 2000..2002).await, []);
+    assert_eq!(absent(&one, 2000..2002).await, NONE);
     one.forget().await.unwrap();
-    assert_eq!(absent(&other, 1000..1100).await, []);
+    assert_eq!(absent(&other, 1000..1100).await, NONE);
 }
 
 #[tokio::test]
@@ -172,15 +174,15 @@ async fn one_that_was_evicted_says_maybe_and_does_not_come_back_empty() {
         let evicted: u32 = ask(&filter, "DEL", key, &[]).await;
         // Only one of the two slots is used.
         if evicted == 1 {
-            assert_eq!(absent(&filter, 10..20).await, []);
+            assert_eq!(absent(&filter, 10..20).await, NONE);
             filter.insert(&[b"user:10"]).await.unwrap();
-            assert_eq!(absent(&filter, 11..20).await, []);
+            assert_eq!(absent(&filter, 11..20).await, NONE);
         }
     }
     load(&filter, 0..10).await;
     let mut connection = connect(&server).await;
     cmd("FLUSHALL").exec_async(&mut connection).await.unwrap();
-    assert_eq!(absent(&filter, 10..20).await, []);
+    assert_eq!(absent(&filter, 10..20).await, NONE);
 }
 
 #[tokio::test]
@@ -276,13 +278,13 @@ async fn a_server_that_is_slow_or_down_makes_it_say_maybe_in_time() {
     assert_eq!(absent(&filter, [12]).await, [12]);
     server.pause();
     let since = Instant::now();
-    assert_eq!(absent(&filter, [12]).await, []);
+    assert_eq!(absent(&filter, [12]).await, NONE);
     assert!(Instant::now().since(since) >= Duration::from_millis(300));
     assert!(filter.insert(&[b"user:12"]).await.is_err());
     server.resume();
     eventually("it answers", || async { !absent(&filter, [13]).await.is_empty() }).await;
     server.kill();
-    assert_eq!(absent(&filter, [13]).await, []);
+    assert_eq!(absent(&filter, [13]).await, NONE);
     assert!(filter.insert(&[b"user:13"]).await.is_err());
 }
 
@@ -291,7 +293,7 @@ async fn a_foreign_value_is_an_error_and_maybe() {
     let server = server::redis(&[]).await;
     let filter = client(&server).await;
     let _: String = ask(&filter, "SET", 0, &["something else"]).await;
-    assert_eq!(absent(&filter, 0..3).await, []);
+    assert_eq!(absent(&filter, 0..3).await, NONE);
     assert!(filter.insert(&[b"user:1"]).await.is_err());
     assert!(matches!(filter.begin(plan(1).shape).await, Err(FilterError::Store(_))));
     for name in ["", "a{b", "}"] {
