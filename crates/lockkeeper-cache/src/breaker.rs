@@ -116,7 +116,7 @@ pub struct Breaker {
 
 #[derive(Debug)]
 enum State {
-    Closed(Window),
+    Closed(Box<Window>),
     Open { until: Instant },
     HalfOpen { until: Instant },
 }
@@ -124,7 +124,7 @@ enum State {
 impl Breaker {
     /// Closed, with nothing known.
     pub fn new(policy: Policy) -> Self {
-        let state = State::Closed(Window::new(policy.window));
+        let state = State::Closed(Box::new(Window::new(policy.window)));
         Self { policy, state, round: 0, wait: policy.open }
     }
 
@@ -177,7 +177,7 @@ impl Breaker {
             }
             (State::HalfOpen { .. }, Outcome::Succeeded) => {
                 self.wait = self.policy.open;
-                self.turn(State::Closed(Window::new(self.policy.window)));
+                self.turn(State::Closed(Box::new(Window::new(self.policy.window))));
             }
             (State::HalfOpen { .. }, Outcome::Failed) => self.trip(now),
             (State::HalfOpen { .. }, Outcome::GivenUp) => self.turn(State::Open { until: now }),

@@ -220,11 +220,21 @@ mod tests {
         assert!(limit.check().is_err());
     }
 
+    #[test]
+    fn a_period_that_is_no_whole_number_is_rounded_up() {
+        let (limit, hand) = by_hand(3, 1);
+        assert!(limit.check().is_ok());
+        hand.fetch_add(333_333_333, Ordering::SeqCst);
+        assert!(limit.check().is_err(), "the third part of a second is not over");
+        hand.fetch_add(1, Ordering::SeqCst);
+        assert!(limit.check().is_ok());
+    }
+
     proptest! {
         #[test]
         fn never_more_than_the_burst_and_the_rate_allow(
-            rate in 1..5000_u32, burst in 1..100_u32,
-            steps in prop::collection::vec(0..2 * SECOND / 100, 1..300),
+            rate in 1..1000_u32, burst in 1..20_u32,
+            steps in prop::collection::vec(0..SECOND / 100, 1..60),
         ) {
             let (limit, hand) = by_hand(rate, burst);
             // All moments at which one was admitted.

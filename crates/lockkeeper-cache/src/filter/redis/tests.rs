@@ -49,7 +49,12 @@ async fn absent(filter: &Redis, ids: impl IntoIterator<Item = u32>) -> Vec<u32> 
     said.filter(|(_, verdict)| *verdict == Verdict::Absent).map(|(id, _)| id).collect()
 }
 
-async fn ask<T: FromRedisValue + Send>(filter: &Redis, command: &str, key: usize, words: &[&str]) -> T {
+async fn ask<T: FromRedisValue + Send>(
+    filter: &Redis,
+    command: &str,
+    key: usize,
+    words: &[&str],
+) -> T {
     let mut connection = filter.server.connection.clone();
     let mut command = cmd(command);
     command.arg(&filter.server.keys[key]).arg(words);
