@@ -1,6 +1,7 @@
 //! How large a filter is, and which bits a key sets.
 
 use super::FilterError;
+#[cfg(any(test, feature = "redis"))]
 use crate::hash::hash;
 
 /// Redis has no longer strings.

@@ -11,7 +11,7 @@ local known = redis.call('HMGET', head, 'stamp', 'used', 'built', 'a', 'b')
 for at = 1, 5 do known[at] = known[at] or '' end
 if known[1] ~= stamp then return known end
 
--- One that was evicted stays away: made anew here, it would look whole and be empty.
+-- One that was evicted stays away: made anew here it would never be whole, and only take memory.
 local function set(slot, from, to)
   if from > to or redis.call('EXISTS', slot) == 0 then return end
   for at = from, to do redis.call('SETBIT', slot, ARGV[at], 1) end
