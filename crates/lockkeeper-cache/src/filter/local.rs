@@ -58,7 +58,7 @@ impl LocalFilter {
     }
 
     /// The bits, as Redis would have them in a bitmap. `None` while nothing is known.
-    #[cfg(test)]
+    #[cfg(all(test, feature = "redis"))]
     pub(super) fn bitmap(&self) -> Option<Vec<u8>> {
         self.0.read().used.as_deref().map(|filter| bitmap(filter).collect())
     }
