@@ -55,13 +55,19 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 #![doc(test(attr(deny(warnings))))]
 
+pub mod breaker;
 mod builder;
 mod cache;
 mod codec;
 pub mod entry;
 mod error;
+pub mod filter;
 mod flight;
 mod freshness;
+pub mod group;
+mod hash;
+pub mod jitter;
+pub mod limit;
 mod load;
 mod loader;
 mod stats;

@@ -1,0 +1,13 @@
+-- Drops what was being built.
+-- KEYS: 1 head  2 slot a  3 slot b  4 upload (same hash slot)
+-- ARGV: 1 builder  2 new stamp
+-- Returns: 1 dropped | 0 it was not there, or is somebody else's by now
+local head, slots, upload = KEYS[1], { a = KEYS[2], b = KEYS[3] }, KEYS[4]
+local builder, stamp = ARGV[1], ARGV[2]
+
+if redis.call('HGET', head, 'builder') ~= builder then return 0 end
+local built = redis.call('HGET', head, 'built')
+redis.call('UNLINK', slots[built], upload)
+redis.call('HDEL', head, built, 'built', 'builder', 'until')
+redis.call('HSET', head, 'stamp', stamp)
+return 1

@@ -1,0 +1,307 @@
+use std::convert::Infallible;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use ::redis::aio::MultiplexedConnection;
+use ::redis::cmd;
+use futures_util::{Stream, StreamExt, stream};
+use lockkeeper::clock::Instant;
+use testkit::server::{self, Server as Process};
+use testkit::wait::{eventually, soon};
+
+use super::*;
+use crate::filter::{LocalFilter, Plan, rebuild};
+
+const NONE: [u32; 0] = [];
+
+type Redis = RedisFilter<MultiplexedConnection>;
+
+async fn connect(server: &Process) -> MultiplexedConnection {
+    let client = ::redis::Client::open(format!("redis://{}/", server.address())).unwrap();
+    client.get_multiplexed_async_connection().await.unwrap()
+}
+
+/// Another process, which knows nothing yet.
+async fn client(server: &Process) -> Redis {
+    RedisFilter::new(connect(server).await, "users").unwrap()
+}
+
+fn plan(keys: u64) -> Plan {
+    Plan::new(Shape::for_keys(keys, 0.01).unwrap()).settle(Duration::ZERO)
+}
+
+fn users(ids: std::ops::Range<u32>) -> impl Stream<Item = Result<String, Infallible>> {
+    stream::iter(ids.map(|id| Ok(format!("user:{id}"))))
+}
+
+async fn load(filter: &Redis, ids: std::ops::Range<u32>) {
+    let source = || users(ids);
+    rebuild(filter, plan(1000), source, |_| {}).await.unwrap();
+}
+
+/// Those of them that are absent.
+async fn absent(filter: &Redis, ids: impl IntoIterator<Item = u32>) -> Vec<u32> {
+    let ids: Vec<_> = ids.into_iter().collect();
+    let names: Vec<_> = ids.iter().map(|id| format!("user:{id}")).collect();
+    let keys: Vec<_> = names.iter().map(String::as_bytes).collect();
+    let said = soon("a look", filter.look(&keys)).await;
+    assert_eq!(said.len(), keys.len());
+    let said = ids.into_iter().zip(said);
+    said.filter(|(_, verdict)| *verdict == Verdict::Absent).map(|(id, _)| id).collect()
+}
+
+async fn ask<T: FromRedisValue + Send>(
+    filter: &Redis,
+    command: &str,
+    key: usize,
+    words: &[&str],
+) -> T {
+    let mut connection = filter.server.connection.clone();
+    let mut command = cmd(command);
+    command.arg(&filter.server.keys[key]).arg(words);
+    command.query_async(&mut connection).await.unwrap()
+}
+
+#[tokio::test]
+async fn says_maybe_until_it_is_loaded_and_then_the_same_to_all() {
+    let server = server::redis(&[]).await;
+    let (one, other) = (client(&server).await, client(&server).await);
+    one.insert(&[b"user:1"]).await.unwrap();
+    assert_eq!(absent(&one, 0..300).await, NONE, "nothing is known yet");
+    let build = one.begin(plan(1000).shape).await.unwrap();
+    assert_eq!(absent(&other, 0..300).await, NONE, "half loaded");
+    drop(build);
+    eventually("room for another", || async { one.begin(plan(1).shape).await.is_ok() }).await;
+    other.forget().await.unwrap();
+
+    load(&one, 0..1000).await;
+    for filter in [&one, &other] {
+        assert_eq!(absent(filter, 0..1000).await, NONE);
+        let unknown = absent(filter, 1000..4000).await.len();
+        assert!(unknown > 2930, "{unknown} of 3000");
+    }
+    other.insert(&[b"user:2000", b"user:2001"]).await.unwrap();
+    assert_eq!(absent(&one, 2000..2002).await, NONE);
+    one.forget().await.unwrap();
+    assert_eq!(absent(&other, 1000..1100).await, NONE);
+}
+
+#[tokio::test]
+async fn has_the_same_bits_as_one_in_process() {
+    let server = server::redis(&[]).await;
+    let (shared, local) = (client(&server).await, LocalFilter::new());
+    load(&shared, 0..500).await;
+    rebuild(&local, plan(1000), || users(0..500), |_| {}).await.unwrap();
+    for id in 500..600 {
+        let key = format!("user:{id}");
+        shared.insert(&[key.as_bytes()]).await.unwrap();
+        local.put(key.as_bytes());
+    }
+    let used: String = ask(&shared, "HGET", 0, &["used"]).await;
+    let slot = if used == "a" { 1 } else { 2 };
+    let mut bits: Vec<u8> = ask(&shared, "GET", slot, &[]).await;
+    assert_eq!(bits.pop(), Some(0x80), "the one bit more");
+    assert_eq!(Some(bits), local.bitmap());
+}
+
+#[tokio::test]
+async fn inserts_of_all_go_to_both_while_it_is_rebuilt() {
+    let server = server::redis(&[]).await;
+    let (builder, writer) = (client(&server).await, client(&server).await);
+    load(&builder, 0..10).await;
+    // It knows the head from before.
+    assert_eq!(absent(&writer, [5, 12]).await, [12]);
+    let (inside, go_on) = (tokio::sync::oneshot::channel(), tokio::sync::oneshot::channel());
+    let rebuilt = builder.clone();
+    let task = tokio::spawn(async move {
+        let source = || {
+            stream::once(async move {
+                inside.0.send(()).unwrap();
+                go_on.1.await.unwrap();
+                Ok::<_, Infallible>("user:11")
+            })
+            .boxed()
+        };
+        rebuild(&rebuilt, plan(5000), source, |_| {}).await
+    });
+    soon("the source is read", inside.1).await.unwrap();
+    writer.insert(&[b"user:12"]).await.unwrap();
+    assert_eq!(absent(&builder, [5, 11, 12]).await, [11]);
+    go_on.0.send(()).unwrap();
+    soon("the rebuild", task).await.unwrap().unwrap();
+    assert_eq!(absent(&builder, [5, 11, 12]).await, [5], "5 was deleted");
+    assert_eq!(absent(&writer, [5, 11, 12]).await, [5]);
+}
+
+/// Processes write and look while it is rebuilt again and again, each time with another size.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn nothing_that_was_inserted_is_ever_absent() {
+    let server = server::redis(&[]).await;
+    let (filter, done) = (client(&server).await, Arc::new(AtomicBool::new(false)));
+    let rows = Arc::new(parking_lot::Mutex::new(Vec::new()));
+    let mut writers = Vec::new();
+    for writer in 0..3_u32 {
+        let (filter, done, rows) = (client(&server).await, Arc::clone(&done), Arc::clone(&rows));
+        writers.push(tokio::spawn(async move {
+            let mut written = 0_u32;
+            while !done.load(Ordering::Relaxed) {
+                let key = format!("{writer}:{written}");
+                // Without time to settle: after the commit.
+                rows.lock().push(key.clone());
+                filter.insert(&[key.as_bytes()]).await.unwrap();
+                assert_eq!(filter.look(&[key.as_bytes()]).await, [Verdict::Maybe], "{key}");
+                written += 1;
+            }
+            written
+        }));
+    }
+    for round in 0..20 {
+        let table = || stream::iter(rows.lock().clone().into_iter().map(Ok::<_, Infallible>));
+        rebuild(&filter, plan(1000 + round * 500), table, |_| {}).await.unwrap();
+    }
+    done.store(true, Ordering::Relaxed);
+    for writer in writers {
+        assert!(writer.await.unwrap() > 0);
+    }
+    let rows = rows.lock().clone();
+    let keys: Vec<_> = rows.iter().map(String::as_bytes).collect();
+    let said = filter.look(&keys).await;
+    assert!(said.iter().all(|verdict| *verdict == Verdict::Maybe), "of {} keys", keys.len());
+    assert_eq!(filter.look(&[b"made up 1"]).await, [Verdict::Absent]);
+}
+
+#[tokio::test]
+async fn one_that_was_evicted_says_maybe_and_does_not_come_back_empty() {
+    let server = server::redis(&[]).await;
+    let filter = client(&server).await;
+    for key in [1, 2, 0] {
+        load(&filter, 0..10).await;
+        assert_eq!(absent(&filter, 10..20).await.len(), 10);
+        let evicted: u32 = ask(&filter, "DEL", key, &[]).await;
+        assert_eq!(evicted, 1, "the slots are used in turn");
+        assert_eq!(absent(&filter, 10..20).await, NONE);
+        filter.insert(&[b"user:10"]).await.unwrap();
+        assert_eq!(absent(&filter, 11..20).await, NONE);
+        assert!(!ask::<bool>(&filter, "EXISTS", key, &[]).await, "made anew by an insert");
+    }
+    load(&filter, 0..10).await;
+    let mut connection = connect(&server).await;
+    cmd("FLUSHALL").exec_async(&mut connection).await.unwrap();
+    assert_eq!(absent(&filter, 10..20).await, NONE);
+}
+
+#[tokio::test]
+async fn one_builds_at_a_time_and_a_dead_one_is_replaced() {
+    let server = server::redis(&[]).await;
+    let (first, second) = (client(&server).await, client(&server).await);
+    let mut old = first.begin(plan(100).shape).await.unwrap();
+    let busy = second.begin(plan(100).shape).await;
+    assert!(matches!(busy, Err(FilterError::Busy { left }) if left > LEASE / 2), "{busy:?}");
+    old.keep().await.unwrap();
+    let _: i64 = ask(&first, "HSET", 0, &["until", "1"]).await;
+    let mut new = second.begin(plan(200).shape).await.unwrap();
+    assert!(matches!(old.keep().await, Err(FilterError::Gone)));
+    assert!(matches!(old.finish().await, Err(FilterError::Gone)));
+    new.add(b"user:1");
+    new.finish().await.unwrap();
+    assert_eq!(absent(&first, [1, 2]).await, [2]);
+}
+
+#[tokio::test]
+async fn what_is_evicted_while_it_is_built_is_noticed() {
+    let server = server::redis(&[]).await;
+    let filter = client(&server).await;
+    load(&filter, 0..10).await;
+    let shape = Shape::of(64 * 4, 3).unwrap();
+
+    let build = begun(&filter, shape).await;
+    build.upload(0, &[0xff; 16]).await.unwrap();
+    let _: i64 = ask(&filter, "DEL", 3, &[]).await;
+    let more = build.upload(16, &[0xff; 16]).await;
+    assert!(matches!(more, Err(FilterError::Gone)), "{more:?}");
+
+    for key in [1, 2, 3] {
+        let build = begun(&filter, shape).await;
+        build.upload(0, &[0xff; 32]).await.unwrap();
+        let used: String = ask(&filter, "HGET", 0, &["used"]).await;
+        if key == if used == "a" { 1 } else { 2 } {
+            continue;
+        }
+        let _: i64 = ask(&filter, "DEL", key, &[]).await;
+        for _ in 0..2 {
+            assert_eq!(finish(&build, "stamp").await, 0, "also when it is asked again");
+        }
+        assert_eq!(absent(&filter, [5, 12]).await, [12], "the old one stays");
+    }
+}
+
+#[tokio::test]
+async fn steps_can_be_sent_again() {
+    let server = server::redis(&[]).await;
+    let filter = client(&server).await;
+    let shape = Shape::of(64 * 4, 3).unwrap();
+    let build = begun(&filter, shape).await;
+    filter.insert(&[b"user:1"]).await.unwrap();
+    let mut call = BEGIN.prepare_invoke();
+    call.arg(&build.builder).arg(1000).arg("again").arg(head::written(shape));
+    assert_eq!(filter.server.call::<i64>(call, PATIENCE).await.unwrap(), 0);
+    for _ in 0..2 {
+        build.upload(0, &[0; 16]).await.unwrap();
+    }
+    for _ in 0..2 {
+        build.upload(16, &[0; 16]).await.unwrap();
+    }
+    for _ in 0..2 {
+        assert_eq!(finish(&build, "stamp").await, 1);
+    }
+    assert_eq!(absent(&filter, [1, 2]).await, [2]);
+}
+
+/// A build of which the test does every step.
+async fn begun(filter: &Redis, shape: Shape) -> RedisBuild<MultiplexedConnection> {
+    // An earlier one may still be on its way out.
+    let _: i64 = ask(filter, "HDEL", 0, &["builder"]).await;
+    let builder = unique();
+    let mut call = BEGIN.prepare_invoke();
+    call.arg(&builder).arg(millis(LEASE)).arg(unique()).arg(head::written(shape));
+    assert_eq!(filter.server.call::<i64>(call, PATIENCE).await.unwrap(), 0);
+    // As if it were done: nothing happens when it is dropped.
+    RedisBuild { server: filter.server.clone(), builder, filter: shape.empty(), done: true }
+}
+
+async fn finish(build: &RedisBuild<MultiplexedConnection>, stamp: &str) -> i64 {
+    let mut call = FINISH.prepare_invoke();
+    call.arg(&build.builder).arg(stamp);
+    build.server.call(call, PATIENCE).await.unwrap()
+}
+
+#[tokio::test]
+async fn a_server_that_is_slow_or_down_makes_it_say_maybe_in_time() {
+    let mut server = server::redis(&[]).await;
+    let filter = client(&server).await.patience(Duration::from_millis(300));
+    load(&filter, 0..10).await;
+    assert_eq!(absent(&filter, [12]).await, [12]);
+    server.pause();
+    let since = Instant::now();
+    assert_eq!(absent(&filter, [12]).await, NONE);
+    assert!(Instant::now().since(since) >= Duration::from_millis(300));
+    assert!(filter.insert(&[b"user:12"]).await.is_err());
+    server.resume();
+    eventually("it answers", || async { !absent(&filter, [13]).await.is_empty() }).await;
+    server.kill();
+    assert_eq!(absent(&filter, [13]).await, NONE);
+    assert!(filter.insert(&[b"user:13"]).await.is_err());
+}
+
+#[tokio::test]
+async fn a_foreign_value_is_an_error_and_maybe() {
+    let server = server::redis(&[]).await;
+    let filter = client(&server).await;
+    let _: String = ask(&filter, "SET", 0, &["something else"]).await;
+    assert_eq!(absent(&filter, 0..3).await, NONE);
+    assert!(filter.insert(&[b"user:1"]).await.is_err());
+    assert!(matches!(filter.begin(plan(1).shape).await, Err(FilterError::Store(_))));
+    for name in ["", "a{b", "}"] {
+        let odd = RedisFilter::new(connect(&server).await, name);
+        assert!(matches!(odd, Err(FilterError::Name(_))), "{name:?}");
+    }
+}
