@@ -105,6 +105,9 @@ where
                 Ok(Begun::There(entry)) => entry,
                 Err(error) => {
                     self.store_failed("asking for a lease", &error);
+                    // It may be granted late, after an invalidation that this load is older than: who sees that
+                    // lease then must not join.
+                    flight.set_ticket(Ticket::NONE);
                     return self.bypass(key).await;
                 }
             };

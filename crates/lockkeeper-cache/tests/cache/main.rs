@@ -5,6 +5,7 @@
 mod faults;
 mod freshness;
 mod harness;
+mod late;
 mod nodes;
 mod races;
 mod stores;
