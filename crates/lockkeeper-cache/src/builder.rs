@@ -15,6 +15,7 @@ use crate::flight::Flights;
 use crate::loader::{Admit, Loader};
 use crate::stats::Counters;
 use crate::store::Store;
+use crate::strategy;
 
 /// What can be chosen.
 #[derive(Clone, Debug)]
@@ -42,6 +43,7 @@ pub struct Builder {
     store: Arc<dyn Store>,
     admit: Option<Arc<dyn Admit>>,
     settings: Settings,
+    pub(crate) options: strategy::Options,
 }
 
 impl Builder {
@@ -63,7 +65,7 @@ impl Builder {
             max_value: 8 << 20,
             schema: 0,
         };
-        Self { store, admit: None, settings }
+        Self { store, admit: None, settings, options: strategy::Options::default() }
     }
 
     /// What all keys begin with, before a colon. Default `cache`. Two caches with one namespace at one store share their
@@ -186,7 +188,7 @@ impl Builder {
         K: Clone + Display + Send + Sync + 'static,
         V: Send + Sync + 'static,
     {
-        let Self { store, admit, settings } = self;
+        let Self { store, admit, settings, .. } = self;
         check(&settings)?;
         let (loader, codec) = (Box::new(loader), Box::new(codec));
         let (loads, flights) = (Semaphore::new(settings.max_loads), Flights::new());

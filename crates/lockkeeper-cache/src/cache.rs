@@ -41,7 +41,7 @@ const RETRY: Duration = Duration::from_millis(20);
 /// # }
 /// ```
 pub struct Cache<K, V> {
-    inner: Arc<Inner<K, V>>,
+    pub(crate) inner: Arc<Inner<K, V>>,
 }
 
 pub(crate) struct Inner<K, V> {
@@ -251,7 +251,7 @@ where
     K: Clone + Send + Sync + 'static,
     V: Send + Sync + 'static,
 {
-    fn name(&self, key: &K) -> Result<String>
+    pub(crate) fn name(&self, key: &K) -> Result<String>
     where
         K: Display,
     {
@@ -264,7 +264,10 @@ where
         }
     }
 
-    async fn in_time<T>(&self, doing: impl Future<Output = Result<T>> + Send) -> Result<T> {
+    pub(crate) async fn in_time<T>(
+        &self,
+        doing: impl Future<Output = Result<T>> + Send,
+    ) -> Result<T> {
         let waited = self.settings.timeout;
         timeout(waited, doing).await.unwrap_or(Err(Error::Timeout { waited }))
     }
@@ -415,7 +418,11 @@ where
     }
 
     /// Tries until it is done, or there is no time left. Only for what may be done twice.
-    async fn insist<T, F>(&self, what: &'static str, attempt: impl Fn() -> F + Send) -> Result<T>
+    pub(crate) async fn insist<T, F>(
+        &self,
+        what: &'static str,
+        attempt: impl Fn() -> F + Send,
+    ) -> Result<T>
     where
         F: Future<Output = store::Result<T>> + Send,
     {

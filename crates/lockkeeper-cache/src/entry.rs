@@ -29,7 +29,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock};
 
 pub use self::step::{
-    Begun, Change, Filled, Invalidation, Settled, begin, fill, give_up, intend, invalidate, settle,
+    Begun, Change, Filled, Invalidation, Settled, begin, fill, give_up, intend, invalidate, set,
+    settle,
 };
 
 /// Milliseconds by the clock of the store.

@@ -57,6 +57,24 @@ pub enum Error {
         found: u64,
     },
 
+    /// A write failed at the database, or nobody knows how it ended.
+    #[error("the write failed, or its outcome is not known")]
+    Commit(#[source] SharedError),
+
+    /// A write is committed, and what was to follow failed: see the source. What the strategy promises of the cache may not
+    /// hold for this key until its value ends.
+    #[error("the write is committed as version {version}, and then: {source}")]
+    Committed {
+        /// The version that the key has now; 0 where none is known.
+        version: u64,
+        /// What went wrong.
+        source: Box<Error>,
+    },
+
+    /// The lock of the key was not to be had, or was lost.
+    #[error("the lock of the key failed")]
+    Lock(#[source] SharedError),
+
     /// The store could not be reached or refused. For an invalidation: it is not known whether it was done, and what it
     /// is about may be served until its time to live ends.
     #[error("{what}: the store is not available")]

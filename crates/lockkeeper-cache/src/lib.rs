@@ -59,6 +59,7 @@ pub mod breaker;
 mod builder;
 mod cache;
 mod codec;
+mod database;
 pub mod entry;
 mod error;
 pub mod filter;
@@ -72,10 +73,12 @@ mod load;
 mod loader;
 mod stats;
 pub mod store;
+pub mod strategy;
 
 pub use builder::Builder;
 pub use cache::{Cache, Read, Source, Write};
 pub use codec::{Codec, Json};
+pub use database::{Database, Order};
 pub use error::{BoxError, Error, Result, SharedError, StoreError};
 pub use freshness::Freshness;
 pub use loader::{Admit, Loaded, Loader};
@@ -83,3 +86,4 @@ pub use stats::Stats;
 #[cfg(feature = "redis")]
 pub use store::Redis;
 pub use store::{Memory, Seen, Store};
+pub use strategy::{Strategy, Table, Written};

@@ -204,7 +204,7 @@ where
 
     /// What is to be stored of a value; nothing of one that is unfit for it.
     #[expect(clippy::option_option, reason = "what is stored for nothing is nothing")]
-    fn encode(&self, value: Option<&V>) -> Option<Option<Arc<[u8]>>> {
+    pub(crate) fn encode(&self, value: Option<&V>) -> Option<Option<Arc<[u8]>>> {
         let Some(value) = value else { return Some(None) };
         match self.codec.encode(value) {
             Ok(bytes) if bytes.len() <= self.settings.max_value => Some(Some(bytes.into())),
@@ -250,7 +250,7 @@ where
     }
 
     /// Calls the loader, if that is admitted.
-    async fn load(&self, key: &K) -> Result<Loaded<V>> {
+    pub(crate) async fn load(&self, key: &K) -> Result<Loaded<V>> {
         let retry_after = self.settings.queue;
         let refused = |retry_after| {
             self.stats.refused_loads.add();

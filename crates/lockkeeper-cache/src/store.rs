@@ -43,6 +43,10 @@ pub trait Store: Debug + Send + Sync {
     /// See [`fill`](crate::entry::fill).
     async fn fill(&self, key: &str, value: &Value, ttl: Duration) -> Result<Filled>;
 
+    /// Sets a value, whatever is there: see [`set`](crate::entry::set). No lease guards it, so it may come too late; for
+    /// the [strategies](crate::strategy) that have something else instead, or nothing.
+    async fn put(&self, key: &str, value: &Value, ttl: Duration) -> Result<()>;
+
     /// See [`give_up`](crate::entry::give_up).
     async fn give_up(&self, key: &str, ticket: Ticket) -> Result<()>;
 

@@ -138,6 +138,11 @@ pub fn fill(slot: Option<&Slot>, now: Millis, value: &Value, ttl_ms: Millis) -> 
     }
 }
 
+/// Sets a value, whatever is there: a value, a lease or a writer.
+pub fn set(now: Millis, value: &Value, ttl_ms: Millis) -> Change {
+    put(Entry::Value(Value { lease: Lease::NONE, ..value.clone() }), now + ttl_ms)
+}
+
 fn without_lease(entry: &Entry, expires: Millis) -> Change {
     match entry {
         Entry::Value(there) => {

@@ -215,6 +215,11 @@ impl Store for Memory {
         Ok(self.step(key, |slot, now| entry::fill(slot, now, value, millis(ttl))))
     }
 
+    async fn put(&self, key: &str, value: &Value, ttl: Duration) -> Result<()> {
+        self.step(key, |_, now| (entry::set(now, value, millis(ttl)), ()));
+        Ok(())
+    }
+
     async fn give_up(&self, key: &str, ticket: Ticket) -> Result<()> {
         self.step(key, |slot, now| (entry::give_up(slot, now, ticket), ()));
         Ok(())

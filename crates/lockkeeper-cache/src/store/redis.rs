@@ -232,6 +232,13 @@ impl Store for Redis {
         }
     }
 
+    async fn put(&self, key: &str, value: &Value, ttl: Duration) -> Result<()> {
+        let entry = Entry::Value(Value { lease: Lease::NONE, ..value.clone() }).encode();
+        let (key, mut set) = (self.key(key), redis::cmd("SET"));
+        set.arg(&key).arg(entry).arg("PX").arg(millis(ttl));
+        self.servers.query(&key, &set).await.map_err(failed)
+    }
+
     async fn give_up(&self, key: &str, ticket: Ticket) -> Result<()> {
         self.run(&GIVE_UP, &[&self.key(key)], &[&ticket.to_bytes()]).await.map(|_| ())
     }

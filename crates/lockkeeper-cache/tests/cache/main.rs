@@ -9,3 +9,4 @@ mod late;
 mod nodes;
 mod races;
 mod stores;
+mod tables;

@@ -28,6 +28,11 @@ enum Step {
         version: u64,
         ttl: u64,
     },
+    Put {
+        id: u8,
+        version: u64,
+        ttl: u64,
+    },
     GiveUp {
         ticket: u8,
     },
@@ -67,7 +72,7 @@ fn random_step(random: &mut Random) -> Step {
     let versions = [0, 1, 2, (1 << 60) + 1, (1 << 60) + 2, u64::MAX];
     let version = |random: &mut Random| versions[usize::try_from(random.below(6)).unwrap()];
     let keep = |random: &mut Random| if random.below(2) == 0 { 0 } else { odd(random) };
-    match random.below(12) {
+    match random.below(13) {
         0..=2 => {
             let except = (random.below(3) > 0).then(|| id(random));
             Step::Begin { ticket: id(random), lease: odd(random), except }
@@ -83,6 +88,7 @@ fn random_step(random: &mut Random) -> Step {
             Step::Settle { writer, floor, floor_for: odd(random), keep: keep(random) }
         }
         10 => Step::Get,
+        11 => Step::Put { id: id(random), version: version(random), ttl: odd(random) },
         _ => Step::Pass(2 * random.below(3)),
     }
 }
@@ -134,6 +140,9 @@ impl Model {
                 let (change, filled) = entry::fill(slot, now, &value(by, version), units(ttl));
                 (change, Answer::Filled(filled))
             }
+            Step::Put { id, version, ttl } => {
+                (entry::set(now, &value(id, version), units(ttl)), Answer::Done)
+            }
             Step::GiveUp { ticket: by } => (entry::give_up(slot, now, ticket(by)), Answer::Done),
             Step::Invalidate { floor, floor_for, keep } => {
                 (entry::invalidate(slot, now, how(floor, floor_for, keep)), Answer::Done)
@@ -169,6 +178,10 @@ async fn take(store: &dyn Store, key: &str, step: &Step) -> Answer {
         }
         Step::Fill { ticket: by, version, ttl } => {
             Answer::Filled(store.fill(key, &value(by, version), time(ttl)).await.unwrap())
+        }
+        Step::Put { id, version, ttl } => {
+            store.put(key, &value(id, version), time(ttl)).await.unwrap();
+            Answer::Done
         }
         Step::GiveUp { ticket: by } => {
             store.give_up(key, ticket(by)).await.unwrap();

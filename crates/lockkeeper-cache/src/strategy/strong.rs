@@ -1,0 +1,74 @@
+//! Fill leases, with the write announced before the commit.
+//!
+//! # How it works
+//!
+//! - Read: as [`fill_lease`](super::fill_lease); while a write is announced, from the database, and nothing is filled.
+//! - Write: [announce](crate::Cache::intend) it, which takes away the value and the lease; commit;
+//!   [settle](crate::Write::settle). When the commit failed it is not settled, because it may be under way: the key
+//!   is not cached until the announcement [ends](crate::Builder::intent).
+//!
+//! # What it promises
+//!
+//! From the commit on, and not only from the return of the write, no read that begins gets an older value. A writer
+//! that dies anywhere leaves nothing stale behind.
+//!
+//! # Known anomaly
+//!
+//! *Announcement too short* (R9 of the notes): a commit that takes longer than the announcement is believed.
+//!
+//! 1. A writer announces, and its commit takes longer than that lasts.
+//! 2. A reader misses, loads the old value and fills it.
+//! 3. The writer commits. Until it settles, readers get the old value.
+//!
+//! The same when the store forgets everything in between (R7), or a replica takes over that never had the announcement
+//! (R8); in that last case also after the write has returned.
+//!
+//! # When to use it
+//!
+//! Where a value that is one commit too old does harm: money, rights, stock.
+//!
+//! # Cost
+//!
+//! A hit is one round trip; a write is one before the commit and one after it. Reads during a write go to the
+//! database. Without the store nothing is written: [`Error::Store`](crate::Error::Store).
+
+use std::fmt::Display;
+
+use async_trait::async_trait;
+
+use super::base::{Base, Commit, Protocol, outcome};
+use super::table::Written;
+use crate::cache::Read;
+use crate::entry::Settled;
+use crate::error::{Error, Result};
+use crate::freshness::Freshness;
+
+pub(super) struct Strong;
+
+#[async_trait]
+impl<K, V> Protocol<K, V> for Strong
+where
+    K: Clone + Display + Send + Sync + 'static,
+    V: Send + Sync + 'static,
+{
+    async fn read(&self, base: &Base<K, V>, key: &K, _name: &str) -> Result<Read<V>> {
+        base.cache.read(key, Freshness::Any).await
+    }
+
+    async fn write(
+        &self,
+        base: &Base<K, V>,
+        key: &K,
+        _name: &str,
+        commit: Commit<'_, V>,
+    ) -> Result<Written> {
+        let write = base.cache.intend(std::slice::from_ref(key)).await?;
+        let loaded = commit.await.map_err(|error| Error::Commit(error.into()))?;
+        let version = (loaded.version > 0).then_some(loaded.version);
+        let settled = write.settle(version).await;
+        if matches!(settled, Ok(Settled::Lapsed)) {
+            tracing::warn!("a write took longer than its announcement lasted");
+        }
+        outcome(Ok(loaded), settled.map(|_| ()))
+    }
+}
