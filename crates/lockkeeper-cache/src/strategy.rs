@@ -7,6 +7,8 @@
 //! | [`bounded-stale`](bounded_stale) | stale for a bounded time | no | 1 | 1 |
 //! | [`update-then-delete`](update_then_delete) | may be stale | until the value ends | 1 | 1 |
 //! | [`delete-then-update`](delete_then_update) | may be stale | until the value ends | 1 | 1 |
+//! | [`write-through`](write_through) | never stale, if no lock is lost | no, if no lock is lost | 1 | 1, and a lock |
+//! | [`read-write-lock`](read_write_lock) | never stale, if no lock is lost | no, if no lock is lost | 1, and a lock | 1, and a lock |
 //! | [`ttl-only`](ttl_only) | stale | until the value ends | 1 | 0 |
 //! | [`bypass`] | never stale | no | a load | 0 |
 //!
@@ -17,11 +19,14 @@ pub mod bounded_stale;
 pub mod bypass;
 pub mod delete_then_update;
 pub mod fill_lease;
+mod locked;
 mod naive;
+pub mod read_write_lock;
 pub mod strong;
 mod table;
 pub mod ttl_only;
 pub mod update_then_delete;
+pub mod write_through;
 
 use std::fmt;
 use std::str::FromStr;
@@ -55,9 +60,9 @@ pub enum Strategy {
     DeleteThenUpdate,
     /// Delete, commit, and delete once more after a while.
     DoubleDelete,
-    /// Commit and set, under a lock.
+    /// Commit and set, under a lock: [`write_through`].
     WriteThrough,
-    /// Reads under the shared lock, writes under the exclusive one.
+    /// Reads under the shared lock, writes under the exclusive one: [`read_write_lock`].
     ReadWriteLock,
     /// The cache first, the database later.
     WriteBehind,

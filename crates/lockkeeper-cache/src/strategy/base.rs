@@ -114,6 +114,14 @@ where
         Self { cache: base.cache.clone(), left: Some((key.clone(), holds)) }
     }
 
+    pub(crate) fn cache(&self) -> &Cache<K, V> {
+        &self.cache
+    }
+
+    pub(crate) fn holds(&self) -> Option<&L> {
+        self.left.as_ref().map(|(_, holds)| holds)
+    }
+
     /// There is nothing left to do.
     pub(crate) fn done(mut self) -> Option<L> {
         self.left.take().map(|(_, holds)| holds)

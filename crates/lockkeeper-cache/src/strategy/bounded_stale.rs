@@ -2,9 +2,9 @@
 //!
 //! # How it works
 //!
-//! - Read: as [`fill_lease`](super::fill_lease), but a value that was invalidated no longer than
+//! - Read: as [`fill_lease`], but a value that was invalidated no longer than
 //!   [`keep_last`](crate::Builder::keep_last) ago is taken at once, and one reader loads another.
-//! - Write: as [`fill_lease`](super::fill_lease); the invalidation keeps the last value for so long.
+//! - Write: as [`fill_lease`]; the invalidation keeps the last value for so long.
 //!
 //! # What it promises
 //!
@@ -19,9 +19,9 @@
 //! 1. A writer commits, invalidates and returns.
 //! 2. A reader gets the old value.
 //!
-//! [`Freshness::AtLeast`](crate::Freshness::AtLeast) at [`Table::cache`](super::Table::cache) is for those who must
+//! [`Freshness::AtLeast`] at [`Table::cache`](super::Table::cache) is for those who must
 //! not. *Lost invalidation* (R4 of the notes) and *failover of the cache* (R8) are as with
-//! [`fill_lease`](super::fill_lease): then the value is older than the bound says.
+//! [`fill_lease`]: then the value is older than the bound says.
 //!
 //! # When to use it
 //!
@@ -29,7 +29,7 @@
 //!
 //! # Cost
 //!
-//! As [`fill_lease`](super::fill_lease), and the memory of the last value for as long as it is kept.
+//! As [`fill_lease`], and the memory of the last value for as long as it is kept.
 
 use std::fmt::Display;
 use std::time::Duration;

@@ -30,7 +30,7 @@
 //! # Cost
 //!
 //! A hit is one round trip; a write is one before the commit and one after it. Reads during a write go to the
-//! database. Without the store nothing is written: [`Error::Store`](crate::Error::Store).
+//! database. Without the store nothing is written: [`Error::Store`].
 
 use std::fmt::Display;
 

@@ -15,9 +15,11 @@ use super::bounded_stale::BoundedStale;
 use super::bypass::Bypass;
 use super::delete_then_update::DeleteThenUpdate;
 use super::fill_lease::FillLease;
+use super::read_write_lock::ReadWriteLock;
 use super::strong::Strong;
 use super::ttl_only::TtlOnly;
 use super::update_then_delete::UpdateThenDelete;
+use super::write_through::WriteThrough;
 use crate::builder::Builder;
 use crate::cache::{Cache, Read};
 use crate::database::Database;
@@ -131,7 +133,7 @@ impl Builder {
 
 fn protocol<K, V>(
     strategy: Strategy,
-    _options: Options,
+    options: Options,
     base: &Base<K, V>,
 ) -> Result<Box<dyn Protocol<K, V>>>
 where
@@ -144,6 +146,8 @@ where
         Strategy::BoundedStale => Box::new(BoundedStale::new(base)?),
         Strategy::UpdateThenDelete => Box::new(UpdateThenDelete),
         Strategy::DeleteThenUpdate => Box::new(DeleteThenUpdate),
+        Strategy::WriteThrough => Box::new(WriteThrough::new(options.locks)?),
+        Strategy::ReadWriteLock => Box::new(ReadWriteLock::new(options.locks)?),
         Strategy::TtlOnly => Box::new(TtlOnly),
         Strategy::Bypass => Box::new(Bypass),
         other => return Err(Error::Config(format!("{other} is not there yet"))),

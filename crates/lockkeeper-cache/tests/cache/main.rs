@@ -6,6 +6,7 @@ mod faults;
 mod freshness;
 mod harness;
 mod late;
+mod locked;
 mod nodes;
 mod races;
 mod stores;
