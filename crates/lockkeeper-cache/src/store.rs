@@ -1,5 +1,6 @@
 //! Where entries are kept: the contract of a store.
 
+mod deletes;
 mod memory;
 #[cfg(feature = "redis")]
 mod redis;
@@ -9,6 +10,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
+pub use self::deletes::{Delete, Deletes, Due};
 pub use self::memory::Memory;
 #[cfg(feature = "redis")]
 pub use self::redis::Redis;
@@ -59,6 +61,11 @@ pub trait Store: Debug + Send + Sync {
     /// See [`settle`](crate::entry::settle). All keys in one round trip; not as a whole. [`Settled::Held`] if that
     /// is so for all.
     async fn settle(&self, keys: &[&str], writer: Ticket, how: Invalidation) -> Result<Settled>;
+
+    /// Where it keeps deletes that are to come later, if it does.
+    fn deletes(&self) -> Option<&dyn Deletes> {
+        None
+    }
 }
 
 /// What a look at a key shows.

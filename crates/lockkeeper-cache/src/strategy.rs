@@ -7,6 +7,7 @@
 //! | [`bounded-stale`](bounded_stale) | stale for a bounded time | no | 1 | 1 |
 //! | [`update-then-delete`](update_then_delete) | may be stale | until the value ends | 1 | 1 |
 //! | [`delete-then-update`](delete_then_update) | may be stale | until the value ends | 1 | 1 |
+//! | [`double-delete`](double_delete) | stale until the second delete | until the value ends, after slow readers | 1 | 2, and 2 behind it |
 //! | [`write-through`](write_through) | never stale, if no lock is lost | no, if no lock is lost | 1 | 1, and a lock |
 //! | [`read-write-lock`](read_write_lock) | never stale, if no lock is lost | no, if no lock is lost | 1, and a lock | 1, and a lock |
 //! | [`ttl-only`](ttl_only) | stale | until the value ends | 1 | 0 |
@@ -18,6 +19,7 @@ mod base;
 pub mod bounded_stale;
 pub mod bypass;
 pub mod delete_then_update;
+pub mod double_delete;
 pub mod fill_lease;
 mod locked;
 mod naive;
@@ -58,7 +60,7 @@ pub enum Strategy {
     UpdateThenDelete,
     /// Delete, then commit: [`delete_then_update`].
     DeleteThenUpdate,
-    /// Delete, commit, and delete once more after a while.
+    /// Delete, commit, and delete once more after a while: [`double_delete`].
     DoubleDelete,
     /// Commit and set, under a lock: [`write_through`].
     WriteThrough,

@@ -1,5 +1,8 @@
 //! Entries inside this process.
 
+mod deletes;
+
+use std::collections::HashMap;
 use std::fmt;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
@@ -10,7 +13,7 @@ use indexmap::IndexMap;
 use lockkeeper::clock::Instant;
 use parking_lot::Mutex;
 
-use super::{Result, Seen, Store, millis};
+use super::{Deletes, Result, Seen, Store, millis};
 use crate::entry::{
     self, Begun, Change, Entry, Filled, Invalidation, Millis, Settled, Slot, Ticket, Value,
 };
@@ -44,6 +47,7 @@ struct Shared {
     shards: [Mutex<Shard>; SHARDS],
     hasher: RandomState,
     clock: Box<dyn Fn() -> Millis + Send + Sync>,
+    queues: Mutex<HashMap<String, deletes::Queue>>,
 }
 
 #[derive(Default)]
@@ -86,7 +90,8 @@ impl Memory {
         let shard = |_| Mutex::new(Shard { capacity, ..Shard::default() });
         let shards = std::array::from_fn(shard);
         let (hasher, clock) = (RandomState::new(), Box::new(clock));
-        Self { shared: Arc::new(Shared { shards, hasher, clock }) }
+        let queues = Mutex::default();
+        Self { shared: Arc::new(Shared { shards, hasher, clock, queues }) }
     }
 
     /// How many entries there are, ended ones included.
@@ -246,6 +251,10 @@ impl Store for Memory {
             all = if settled == Settled::Held { all } else { settled };
         }
         Ok(all)
+    }
+
+    fn deletes(&self) -> Option<&dyn Deletes> {
+        Some(self)
     }
 }
 

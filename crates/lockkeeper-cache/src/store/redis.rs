@@ -1,5 +1,7 @@
 //! Entries at a Redis server, at the master that sentinels name, or in a cluster.
 
+mod deletes;
+
 use std::fmt;
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -12,7 +14,7 @@ use lockkeeper::backend::redis::keyspace::Keyspace;
 use lockkeeper::clock::Instant;
 use redis::{Script, Value as Reply};
 
-use super::{Result, Seen, Store, millis};
+use super::{Deletes, Result, Seen, Store, millis};
 use crate::entry::{Begun, Entry, Filled, Invalidation, Lease, Millis, Settled, Ticket, Value};
 use crate::error::StoreError;
 
@@ -35,9 +37,12 @@ macro_rules! scripts {
 scripts! {
     BEGIN = lua!("begin.lua");
     FILL = lua!("fill.lua");
+    DONE = lua!("done.lua");
+    DUE = lua!("due.lua");
     GIVE_UP = lua!("give_up.lua");
     INVALIDATE = lua!("invalidate_one.lua"), lua!("invalidate.lua");
     INTEND = lua!("intend.lua");
+    SCHEDULE = lua!("schedule.lua");
     SETTLE = lua!("invalidate_one.lua"), lua!("settle.lua");
 }
 
@@ -259,6 +264,10 @@ impl Store for Redis {
         let replies = self.run_many(&SETTLE, keys, &arguments).await?;
         let held = replies.iter().all(|reply| matches!(reply[..], [_, Reply::Int(1)]));
         Ok(if held { Settled::Held } else { Settled::Lapsed })
+    }
+
+    fn deletes(&self) -> Option<&dyn Deletes> {
+        Some(self)
     }
 }
 

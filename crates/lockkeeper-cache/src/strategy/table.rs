@@ -14,6 +14,7 @@ use super::base::{Base, Protocol, Source};
 use super::bounded_stale::BoundedStale;
 use super::bypass::Bypass;
 use super::delete_then_update::DeleteThenUpdate;
+use super::double_delete::DoubleDelete;
 use super::fill_lease::FillLease;
 use super::read_write_lock::ReadWriteLock;
 use super::strong::Strong;
@@ -146,6 +147,7 @@ where
         Strategy::BoundedStale => Box::new(BoundedStale::new(base)?),
         Strategy::UpdateThenDelete => Box::new(UpdateThenDelete),
         Strategy::DeleteThenUpdate => Box::new(DeleteThenUpdate),
+        Strategy::DoubleDelete => Box::new(DoubleDelete::new(base, options.second_delete)?),
         Strategy::WriteThrough => Box::new(WriteThrough::new(options.locks)?),
         Strategy::ReadWriteLock => Box::new(ReadWriteLock::new(options.locks)?),
         Strategy::TtlOnly => Box::new(TtlOnly),

@@ -114,6 +114,7 @@ async fn overtaken(strategy: Strategy) {
     let known = matches!(&written, Err(Error::Committed { version: 1, source })
         if matches!(**source, Error::Lock(_)));
     assert!(known, "{strategy}: {written:?}");
+    assert_eq!(slow.cache().stats().fills, 0, "{strategy}");
     let read = quick.read(&1).await.unwrap();
     assert_eq!(read.value.as_deref().map(String::as_str), Some("quick"), "{strategy}");
 }
