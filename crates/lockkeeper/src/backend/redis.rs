@@ -75,6 +75,7 @@ mod cluster;
 pub(super) mod commands;
 pub(super) mod connect;
 mod hold;
+mod identity;
 pub mod keyspace;
 mod latches;
 pub(super) mod layout;
@@ -224,7 +225,7 @@ impl Redis {
         let answered: Answered<Vec<Value>> =
             nodes.invoke(lock, acquire, step, acknowledged).await?;
         let value = Answer::read(&answered.value, request)?;
-        Ok(Answered { value, shortfall: answered.shortfall, node: answered.node })
+        Ok(Answered { value, shortfall: answered.shortfall, by: None, node: answered.node })
     }
 
     /// Gives back what too few replicas have, and says so.

@@ -13,7 +13,7 @@ use futures_util::stream::FuturesUnordered;
 use parking_lot::Mutex;
 use redis::{Cmd, ErrorKind, FromRedisValue, Script, ServerErrorKind, Value};
 
-use super::commands::{COMMAND_TIME, Run, cause, failed};
+use super::commands::{COMMAND_TIME, Reply, Run, Sign, cause, failed};
 use super::connect::Door;
 use super::link::{Origin, open};
 use super::nodes::{Answered, Node};
@@ -192,6 +192,7 @@ impl Cluster {
         script: &Script,
         step: impl Fn(&str) -> Cmd + Send,
         acknowledged: Option<(Replicas, Duration)>,
+        sign: Sign,
     ) -> Result<Answered<T>> {
         let mut asked = None;
         for _ in 0..REDIRECTIONS {
@@ -200,9 +201,11 @@ impl Cluster {
                 None => (self.node(slot).await?, false),
             };
             let step = step(&node.party);
-            let run = Run { script, step: &step, asking, acknowledged };
+            let run = Run { script, step: &step, asking, acknowledged, sign };
             let error = match node.commands.invoke(run).await {
-                Ok((value, shortfall)) => return Ok(Answered { value, shortfall, node }),
+                Ok(Reply { value, shortfall, by }) => {
+                    return Ok(Answered { value, shortfall, by, node });
+                }
                 Err(error) => error,
             };
             match redirection(&error, &node.address) {

@@ -13,7 +13,7 @@ use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
 
 use super::layout::{KEYS, WAKE, is_lock_field, is_our_field, write_keys};
-use super::link::{Link, Origin};
+use super::link::{Link, Open, Origin};
 use super::replicas::{Replicas, Shortfall};
 use crate::error::{Error, Result};
 use crate::owner::RequestId;
@@ -60,6 +60,26 @@ pub(super) struct Run<'a> {
     pub(super) asking: bool,
     /// Who must have it, and how long to wait for them.
     pub(super) acknowledged: Option<(Replicas, Duration)>,
+    pub(super) sign: Sign,
+}
+
+/// Whether it matters which server it is that answers.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Sign {
+    No,
+    /// The answer says who gave it.
+    Answer,
+    /// And the command says, as 8 bytes behind its last word, who is to get it.
+    Both,
+}
+
+/// An answer.
+pub(super) struct Reply<T> {
+    pub(super) value: T,
+    /// What is missing of the replicas that must have it.
+    pub(super) shortfall: Option<Shortfall>,
+    /// Who gave it, if that matters.
+    pub(super) by: Option<u64>,
 }
 
 /// One connection for all, which comes back by itself, also when it has merely gone silent; and some
@@ -98,16 +118,12 @@ impl Commands {
         script: &Script,
         step: &Cmd,
     ) -> Result<T> {
-        let run = Run { script, step, asking: false, acknowledged: None };
-        self.invoke(run).await.map(|(answer, _)| answer)
+        let run = Run { script, step, asking: false, acknowledged: None, sign: Sign::No };
+        self.invoke(run).await.map(|reply| reply.value)
     }
 
-    /// The same, told how. With the answer comes what is missing of
-    /// the replicas that must have it.
-    pub(super) async fn invoke<T: FromRedisValue>(
-        &self,
-        run: Run<'_>,
-    ) -> Result<(T, Option<Shortfall>)> {
+    /// The same, told how.
+    pub(super) async fn invoke<T: FromRedisValue>(&self, run: Run<'_>) -> Result<Reply<T>> {
         let Some((replicas, time)) = run.acknowledged else {
             return Self::invoke_on(&self.link, run, COMMAND_TIME).await;
         };
@@ -148,11 +164,27 @@ impl Commands {
         link: &Link,
         run: Run<'_>,
         time: Duration,
-    ) -> Result<(T, Option<Shortfall>)> {
+    ) -> Result<Reply<T>> {
         let mut used = None;
         let answer = async {
             let mut open = link.connection().await?;
             used = Some(open.number);
+            let by = identify(run.sign, &mut open).await.map_err(|error| {
+                if error.is_unrecoverable_error() {
+                    link.forget(open.number);
+                }
+                failed("asking the server which one it is (INFO)", error)
+            })?;
+            let signed;
+            let run = match by.filter(|_| run.sign == Sign::Both) {
+                Some(by) => {
+                    let mut step = run.step.clone();
+                    step.arg(&by.to_be_bytes());
+                    signed = step;
+                    Run { step: &signed, ..run }
+                }
+                None => run,
+            };
             let answer = match send(run, &mut open.connection).await {
                 Err(error) if error.kind() == UNKNOWN_SCRIPT => {
                     match run.script.load_async(&mut open.connection).await {
@@ -166,6 +198,7 @@ impl Commands {
             if answer.is_ok() && !link.is_right(&open) {
                 return Err(demotion());
             }
+            let answer = answer.map(|(value, shortfall)| Reply { value, shortfall, by });
             answer.map_err(|error| {
                 let demoted = says(&error, "READONLY") && link.origin.may_move();
                 if demoted || error.is_unrecoverable_error() {
@@ -272,6 +305,14 @@ impl Commands {
             failed("looking", error)
         })
     }
+}
+
+/// Who is at the other end, if that matters.
+async fn identify(sign: Sign, open: &mut Open) -> RedisResult<Option<u64>> {
+    if sign == Sign::No {
+        return Ok(None);
+    }
+    open.identity.of(&mut open.connection).await.map(Some)
 }
 
 /// Sends a script, with what goes before and after it in one pipeline.

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use redis::{Cmd, FromRedisValue, Script};
 
-use super::commands::evalsha;
+use super::commands::{Sign, evalsha};
 use super::nodes::Nodes;
 use crate::backend::register::Register;
 use crate::error::{Error, Result};
@@ -67,6 +67,24 @@ impl Keyspace {
         Ok(self.nodes.invoke(key, &self.nothing, step, None).await?.value)
     }
 
+    /// The same, and who has answered: a number that is another one for a server that was started again, for a
+    /// replica that has taken over, and for a master that was a replica meanwhile. All clients know it by the same
+    /// number. It is asked for when a connection is new, and every few seconds.
+    ///
+    /// # Errors
+    ///
+    /// As for [`query`](Self::query), and when the user may not send `INFO`.
+    pub async fn query_signed<T: FromRedisValue>(
+        &self,
+        key: &str,
+        command: &Cmd,
+    ) -> Result<(T, u64)> {
+        let step = |_: &str| command.clone();
+        let invoked = self.nodes.invoke_signed(key, &self.nothing, step, None, Sign::Answer);
+        let answered = invoked.await?;
+        Ok((answered.value, answered.by.unwrap_or(0)))
+    }
+
     /// Runs a script on keys that are in one [place](Self::place), of which there is at least one.
     ///
     /// # Errors
@@ -78,14 +96,40 @@ impl Keyspace {
         keys: &[&str],
         arguments: &[&[u8]],
     ) -> Result<T> {
-        let step = |_: &str| {
-            let mut step = evalsha(script, keys.len());
-            step.arg(keys).arg(arguments);
-            step
-        };
-        let first = keys.first().copied().unwrap_or_default();
+        let (first, step) = step(script, keys, arguments);
         Ok(self.nodes.invoke(first, script, step, None).await?.value)
     }
+
+    /// The same, with one more argument: 8 bytes with the number of the server that runs it, as
+    /// [`query_signed`](Self::query_signed) gives it.
+    ///
+    /// # Errors
+    ///
+    /// As for [`query_signed`](Self::query_signed).
+    pub async fn run_signed<T: FromRedisValue>(
+        &self,
+        script: &Script,
+        keys: &[&str],
+        arguments: &[&[u8]],
+    ) -> Result<T> {
+        let (first, step) = step(script, keys, arguments);
+        let invoked = self.nodes.invoke_signed(first, script, step, None, Sign::Both);
+        Ok(invoked.await?.value)
+    }
+}
+
+/// The key that a script goes by, and how to call it.
+fn step<'a>(
+    script: &'a Script,
+    keys: &'a [&'a str],
+    arguments: &'a [&'a [u8]],
+) -> (&'a str, impl Fn(&str) -> Cmd + Send + 'a) {
+    let step = move |_: &str| {
+        let mut step = evalsha(script, keys.len());
+        step.arg(keys).arg(arguments);
+        step
+    };
+    (keys.first().copied().unwrap_or_default(), step)
 }
 
 impl fmt::Debug for Keyspace {

@@ -12,6 +12,7 @@ use redis::{AsyncConnectionConfig, Client, RedisResult};
 use tokio::runtime::Handle;
 
 use super::commands::{COMMAND_TIME, failed, unanswered};
+use super::identity::Identity;
 use super::sentinel::Sentinels;
 use crate::error::{Error, Result};
 
@@ -74,6 +75,7 @@ pub(super) struct Open {
     pub(super) connection: MultiplexedConnection,
     pub(super) number: u64,
     moves: u64,
+    pub(super) identity: Arc<Identity>,
 }
 
 /// How many were made.
@@ -149,5 +151,6 @@ async fn connect_in_time(origin: &Origin) -> Result<Open> {
 async fn connect(origin: &Origin) -> Result<Open> {
     let (client, moves) = origin.find().await?;
     let connection = open(&client).await.map_err(|error| failed("connecting", error))?;
-    Ok(Open { connection, number: COUNT.fetch_add(1, Ordering::Relaxed), moves })
+    let (number, identity) = (COUNT.fetch_add(1, Ordering::Relaxed), Arc::default());
+    Ok(Open { connection, number, moves, identity })
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use redis::{Cmd, FromRedisValue, Script};
 
 use super::cluster::Cluster;
-use super::commands::{Commands, Run};
+use super::commands::{Commands, Reply, Run, Sign};
 use super::connect::{self, Door};
 use super::link::Origin;
 use super::listener::Listener;
@@ -58,6 +58,7 @@ impl Node {
 pub(super) struct Answered<T> {
     pub(super) value: T,
     pub(super) shortfall: Option<Shortfall>,
+    pub(super) by: Option<u64>,
     pub(super) node: Arc<Node>,
 }
 
@@ -177,14 +178,28 @@ impl Nodes {
         step: impl Fn(&str) -> Cmd + Send,
         acknowledged: Option<(Replicas, Duration)>,
     ) -> Result<Answered<T>> {
+        self.invoke_signed(lock, script, step, acknowledged, Sign::No).await
+    }
+
+    /// The same where it matters which server it is.
+    pub(super) async fn invoke_signed<T: FromRedisValue>(
+        &self,
+        lock: &str,
+        script: &Script,
+        step: impl Fn(&str) -> Cmd + Send,
+        acknowledged: Option<(Replicas, Duration)>,
+        sign: Sign,
+    ) -> Result<Answered<T>> {
         match self {
             Self::One(node, _) => {
                 let step = step(&node.party);
-                let run = Run { script, step: &step, asking: false, acknowledged };
-                let (value, shortfall) = node.commands.invoke(run).await?;
-                Ok(Answered { value, shortfall, node: Arc::clone(node) })
+                let run = Run { script, step: &step, asking: false, acknowledged, sign };
+                let Reply { value, shortfall, by } = node.commands.invoke(run).await?;
+                Ok(Answered { value, shortfall, by, node: Arc::clone(node) })
             }
-            Self::Cluster(cluster) => cluster.invoke(slot(lock), script, step, acknowledged).await,
+            Self::Cluster(cluster) => {
+                cluster.invoke(slot(lock), script, step, acknowledged, sign).await
+            }
         }
     }
 }
