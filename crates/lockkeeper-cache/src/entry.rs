@@ -17,6 +17,8 @@
 //! 3. A ticket is sent to the store once to get a lease. A request that got lost on the way and arrives late then
 //!    gives a lease to nobody, and not one that somebody still believes in.
 //! 4. A floor only rises: a value of a smaller version is refused although the lease is there.
+//! 5. A store that may come back with what it had at an earlier time counts all of that as forgotten: values, and also
+//!    leases, which would let somebody fill, and intents, whose writers may have settled since.
 
 mod codec;
 #[cfg(test)]

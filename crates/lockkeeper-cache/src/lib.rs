@@ -46,7 +46,7 @@
 //! - An invalidation **before** the commit: a load in between reads the old value and fills it.
 //! - A loader that reads a replica which lags: give values their [version](Loaded::version), and name it when
 //!   [invalidating](Cache::invalidate_to).
-//! - A Redis replica that takes over without the last invalidations.
+//! - A Redis replica that takes over without the last invalidations, after [`Redis::connect_warm`].
 //!
 //! # Cost
 //!

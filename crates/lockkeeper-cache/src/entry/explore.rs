@@ -1,7 +1,8 @@
 //! Every order of the steps of two readers and two writers of one key, with faults.
 //!
 //! The store takes the real steps. A request is under way from when it is sent until it arrives, which may be
-//! after its sender has given it up; the time may pass every lease, and the store may forget everything.
+//! after its sender has given it up; the time may pass every lease, the store may forget everything, and another server
+//! may take over with what there was at some time before.
 
 use std::collections::HashSet;
 use std::hash::{BuildHasher, RandomState};
@@ -31,6 +32,8 @@ struct World {
     losses: u8,
     passes: u8,
     wipes: u8,
+    /// Whether another server takes over with what was there at an earlier time.
+    restores: u8,
     wrong: Option<Wrong>,
 }
 
@@ -45,6 +48,8 @@ enum Wrong {
     JoinsAny,
     /// The writer invalidates before it commits.
     InvalidatesFirst,
+    /// What another server has written counts.
+    Warm,
 }
 
 #[derive(Clone, PartialEq, Eq, Hash)]
@@ -84,6 +89,11 @@ struct State {
     database: u32,
     acked: u32,
     slot: Option<Slot>,
+    /// The server that there is, and the one that has written that.
+    server: u8,
+    by: u8,
+    /// What the next server will have, and who has written it.
+    saved: Option<(Option<Slot>, u8)>,
     now: Millis,
     tickets: u8,
     readers: [Reader; 2],
@@ -97,6 +107,7 @@ struct State {
     losses: u8,
     passes: u8,
     wipes: u8,
+    restores: u8,
     /// A lease or an intent may have ended, or been forgotten: strong readers may see the last but one.
     weakened: bool,
 }
@@ -108,6 +119,9 @@ impl State {
             database: 1,
             acked: 1,
             slot: world.warm.then_some(Slot { entry, expires: TTL }),
+            server: 0,
+            by: 0,
+            saved: None,
             now: 0,
             tickets: 0,
             readers: [Reader::Idle, Reader::Idle],
@@ -119,11 +133,20 @@ impl State {
             losses: world.losses,
             passes: world.passes,
             wipes: world.wipes,
+            restores: world.restores,
             weakened: false,
         }
     }
 
+    /// What the store takes for what is there.
+    fn own(&self, world: World) -> Option<&Slot> {
+        self.slot.as_ref().filter(|_| self.by == self.server || world.wrong == Some(Wrong::Warm))
+    }
+
     fn put(&mut self, change: Change) {
+        if change != Change::Keep {
+            self.by = self.server;
+        }
         match change {
             Change::Keep => {}
             Change::Put(slot) => self.slot = Some(slot),
@@ -141,8 +164,8 @@ impl State {
         ticket(self.tickets)
     }
 
-    fn there(&self) -> Option<&Entry> {
-        self.slot.as_ref().filter(|slot| slot.expires > self.now).map(|slot| &slot.entry)
+    fn there(&self, world: World) -> Option<&Entry> {
+        self.own(world).filter(|slot| slot.expires > self.now).map(|slot| &slot.entry)
     }
 
     /// A read is over with this. What is wrong with it?
@@ -155,7 +178,7 @@ impl State {
     }
 
     fn look(&mut self, who: usize, world: World) -> Result<(), String> {
-        match self.there() {
+        match self.there(world) {
             Some(Entry::Value(value)) => {
                 let (seen, due) = (value.schema, world.refresh && value.fill == FIRST);
                 let looked = self.done(who, seen);
@@ -213,7 +236,7 @@ impl State {
         match message {
             Message::Begin(who, ticket) => {
                 let except = world.refresh.then_some(FIRST);
-                let (change, begun) = begin(self.slot.as_ref(), self.now, ticket, LEASE, except);
+                let (change, begun) = begin(self.own(world), self.now, ticket, LEASE, except);
                 self.put(change);
                 if self.readers[who] != Reader::Asking(ticket) {
                     return Ok(());
@@ -230,7 +253,7 @@ impl State {
             }
             Message::Fill(ticket, seen) => {
                 let ticket = match world.wrong {
-                    Some(Wrong::AnyTicket) => match self.there() {
+                    Some(Wrong::AnyTicket) => match self.there(world) {
                         Some(Entry::Gap(gap)) => gap.lease.ticket,
                         _ => {
                             let (change, _) = begin(None, self.now, ticket, LEASE, None);
@@ -242,11 +265,11 @@ impl State {
                 };
                 let value = value(ticket, seen, world);
                 let (change, Filled::Done | Filled::Gone | Filled::Late | Filled::Older) =
-                    fill(self.slot.as_ref(), self.now, &value, TTL);
+                    fill(self.own(world), self.now, &value, TTL);
                 self.put(change);
             }
             Message::Intend(who) => {
-                let change = intend(self.slot.as_ref(), self.now, writer(who), LEASE);
+                let change = intend(self.own(world), self.now, writer(who), LEASE);
                 self.put(change);
                 if self.writers[who] == Writer::Intending {
                     self.writers[who] = Writer::Ready;
@@ -256,8 +279,8 @@ impl State {
                 let floor = if world.versions { u64::from(version) } else { 0 };
                 let how = Invalidation { floor, floor_ms: LEASE, keep_ms: 0 };
                 let change = match world.strong {
-                    true => settle(self.slot.as_ref(), self.now, writer(who), how).0,
-                    false => invalidate(self.slot.as_ref(), self.now, how),
+                    true => settle(self.own(world), self.now, writer(who), how).0,
+                    false => invalidate(self.own(world), self.now, how),
                 };
                 self.put(change);
                 match self.writers[who] {
@@ -387,17 +410,26 @@ impl State {
         if let Some(wipes) = self.wipes.checked_sub(1) {
             next.push(Ok(Self { wipes, slot: None, weakened: true, ..self.clone() }));
         }
+        if let Some(restores) = self.restores.checked_sub(1) {
+            next.push(Ok(match self.saved.clone() {
+                None => Self { saved: Some((self.slot.clone(), self.by)), ..self.clone() },
+                Some((slot, by)) => {
+                    let server = self.server + 1;
+                    Self { restores, slot, by, server, weakened: true, ..self.clone() }
+                }
+            }));
+        }
         next
     }
 
     /// Whether everybody is done, and then whether what is there is what the database has.
-    fn check(&self) -> Result<(), String> {
+    fn check(&self, world: World) -> Result<(), String> {
         let read = self.readers.iter().all(|reader| matches!(reader, Reader::Done(_)));
         let written = self.writers.iter().all(|writer| *writer == Writer::Done);
         if !read || !written || !self.under_way.is_empty() {
             return Ok(());
         }
-        match self.there() {
+        match self.there(world) {
             Some(Entry::Value(value)) if value.schema != self.database => {
                 Err(format!("{} stays, and the database has {}", value.schema, self.database))
             }
@@ -430,7 +462,7 @@ fn explore(world: World) -> (usize, HashSet<String>) {
     let mut seen = HashSet::from([print(&first)]);
     let (mut open, mut wrong) = (vec![first], HashSet::new());
     while let Some(state) = open.pop() {
-        wrong.extend(state.check().err());
+        wrong.extend(state.check(world).err());
         for next in state.next(world) {
             match next {
                 Ok(next) if seen.insert(print(&next)) => open.push(next),
@@ -446,11 +478,11 @@ fn explore(world: World) -> (usize, HashSet<String>) {
 
 /// All faults one by one, because all at once are too many states; both beginnings.
 fn worlds(versions: bool, strong: bool) -> impl Iterator<Item = World> {
-    let faults = [(1, 0, 0), (0, 1, 0), (0, 0, 1)];
-    faults.into_iter().flat_map(move |(losses, passes, wipes)| {
+    let faults = [(1, 0, 0, 0), (0, 1, 0, 0), (0, 0, 1, 0), (0, 0, 0, 1)];
+    faults.into_iter().flat_map(move |(losses, passes, wipes, restores)| {
         [(false, false), (true, false), (true, true)].map(|(warm, refresh)| {
             let wrong = None;
-            World { versions, strong, warm, refresh, losses, passes, wipes, wrong }
+            World { versions, strong, warm, refresh, losses, passes, wipes, restores, wrong }
         })
     })
 }
@@ -459,12 +491,12 @@ fn worlds(versions: bool, strong: bool) -> impl Iterator<Item = World> {
 fn nothing_stale_stays_and_nothing_acknowledged_is_missed() {
     for (versions, strong) in [(false, false), (true, false), (true, true)] {
         for world in worlds(versions, strong) {
-            let World { warm, refresh, losses, passes, wipes, .. } = world;
+            let World { warm, refresh, losses, passes, wipes, restores, .. } = world;
             let (states, wrong) = explore(world);
             eprintln!("{states} states");
             assert!(
                 states > 500 && wrong.is_empty(),
-                "{states} states, {wrong:?} with versions {versions}, strong {strong}, warm {warm}, refresh {refresh}, losses {losses}, passes {passes}, wipes {wipes}"
+                "{states} states, {wrong:?} with versions {versions}, strong {strong}, warm {warm}, refresh {refresh}, losses {losses}, passes {passes}, wipes {wipes}, restores {restores}"
             );
         }
     }
@@ -496,4 +528,9 @@ fn it_sees_a_reader_that_joins_an_older_load() {
 #[test]
 fn it_sees_a_writer_that_invalidates_before_it_commits() {
     must_see(Wrong::InvalidatesFirst, "stays");
+}
+
+#[test]
+fn it_sees_a_server_that_brings_back_what_was_forgotten() {
+    must_see(Wrong::Warm, "stays");
 }

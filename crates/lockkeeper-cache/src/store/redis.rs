@@ -12,7 +12,7 @@ use futures_util::future::{join_all, try_join_all};
 use lockkeeper::Url;
 use lockkeeper::backend::redis::keyspace::Keyspace;
 use lockkeeper::clock::Instant;
-use redis::{Script, Value as Reply};
+use redis::{Cmd, FromRedisValue, Script, Value as Reply};
 
 use super::{Deletes, Result, Seen, Store, millis};
 use crate::entry::{Begun, Entry, Filled, Invalidation, Lease, Millis, Settled, Ticket, Value};
@@ -46,6 +46,9 @@ scripts! {
     SETTLE = lua!("invalidate_one.lua"), lua!("settle.lua");
 }
 
+/// What all write who do not care which server they write to.
+const NOBODY: u64 = 0;
+
 /// Entries in Redis, shared by all processes that use the same servers.
 ///
 /// # How it works
@@ -55,20 +58,25 @@ scripts! {
 ///
 /// # What it promises
 ///
-/// Each step as a whole, as long as one master has the keys.
+/// Each step as a whole. A server that is started again with old data, and a replica that takes over without the last
+/// steps, bring nothing back: each entry names the server that took it in, and what another one has written counts as
+/// forgotten. So everything is loaded anew after a fail-over, and what is in a slot of a cluster after that slot has
+/// moved; [`connect_warm`](Self::connect_warm) gives that up.
 ///
 /// # When it breaks
 ///
-/// A replica that takes over may not have the last invalidations: what they took away is then there again until its
-/// time to live ends. Where servers of a cluster do not agree about the time, ages are wrong by as much.
+/// A master that was replaced and does not know it yet is read from until the client hears of the new one: with
+/// sentinels within about two seconds, in a cluster and behind one address for as long as it answers. Where servers of a cluster do not agree about the time, ages are wrong by as much.
 /// Servers that evict keys forget intents as well: give them `volatile-ttl` or enough memory.
 ///
 /// # Cost
 ///
-/// One round trip for each step on one connection for all, and another connection that listens. 75 bytes for each value
-/// besides its key.
+/// One round trip for each step on one connection for all, and another connection that listens; one more round trip,
+/// every five seconds, for `INFO`. 83 bytes for each value besides its key.
 pub struct Redis {
     servers: Keyspace,
+    /// Whether what another server has written counts.
+    warm: bool,
     /// What to add to our clock to get the server's, at most.
     ahead_ms: AtomicI64,
 }
@@ -88,16 +96,44 @@ impl Redis {
     ///
     /// # Errors
     ///
-    /// When the URL makes no sense or the server cannot be reached.
+    /// When the URL makes no sense, the server cannot be reached, or its user may not send `INFO`.
     pub async fn connect(url: &str) -> Result<Self> {
+        Self::open(url, false).await
+    }
+
+    /// The same, but what other servers have written counts: the cache is warm after a fail-over, and a server may
+    /// be started again with the data that it had.
+    ///
+    /// # When it breaks
+    ///
+    /// A replica that takes over may not have the last invalidations, and a server that is started again may have
+    /// data that is older than they are: what they took away is then there again, until its time to live ends. All
+    /// that share a cache must connect in the same way: else each takes what the others fill for something old.
+    ///
+    /// # Errors
+    ///
+    /// As for [`connect`](Self::connect); `INFO` is not needed.
+    pub async fn connect_warm(url: &str) -> Result<Self> {
+        Self::open(url, true).await
+    }
+
+    async fn open(url: &str, warm: bool) -> Result<Self> {
         let url: Url = url.parse().map_err(failed)?;
         let servers = Keyspace::connect(&url).await.map_err(failed)?;
-        let store = Self { servers, ahead_ms: AtomicI64::new(0) };
+        let store = Self { servers, warm, ahead_ms: AtomicI64::new(0) };
         let sent = local_ms();
-        let (secs, micros): (u64, u64) =
-            store.servers.query("", &redis::cmd("TIME")).await.map_err(failed)?;
+        let ((secs, micros), _): ((u64, u64), _) = store.query("", &redis::cmd("TIME")).await?;
         store.set_clock(secs * 1000 + micros / 1000, sent);
         Ok(store)
+    }
+
+    /// An answer, and the server that gave it; [`NOBODY`] where it does not matter.
+    async fn query<T: FromRedisValue>(&self, key: &str, command: &Cmd) -> Result<(T, u64)> {
+        let answer = match self.warm {
+            true => self.servers.query(key, command).await.map(|answer| (answer, NOBODY)),
+            false => self.servers.query_signed(key, command).await,
+        };
+        answer.map_err(failed)
     }
 
     fn key(&self, key: &str) -> String {
@@ -112,7 +148,14 @@ impl Redis {
     /// Runs a script on keys that are in one place. Its answer begins with the time.
     async fn run(&self, script: &Script, keys: &[&str], args: &[&[u8]]) -> Result<Vec<Reply>> {
         let sent = local_ms();
-        let reply: Vec<Reply> = self.servers.run(script, keys, args).await.map_err(failed)?;
+        let reply: Vec<Reply> = match self.warm {
+            true => {
+                let nobody = NOBODY.to_be_bytes();
+                let args = [args, &[&nobody]].concat();
+                self.servers.run(script, keys, &args).await.map_err(failed)?
+            }
+            false => self.servers.run_signed(script, keys, args).await.map_err(failed)?,
+        };
         let Some(Reply::Int(now)) = reply.first() else { return Err(strange(&reply)) };
         self.set_clock(now.cast_unsigned(), sent);
         Ok(reply)
@@ -134,14 +177,10 @@ impl Redis {
     }
 
     /// Looks at keys that are in one place.
-    async fn look(
-        &self,
-        places: Vec<usize>,
-        part: Vec<&str>,
-    ) -> Result<(Vec<usize>, Vec<Option<Vec<u8>>>)> {
+    async fn look(&self, places: Vec<usize>, part: Vec<&str>) -> Result<(Vec<usize>, Vec<Seen>)> {
         let mut get = redis::cmd("MGET");
-        let found = self.servers.query(part[0], get.arg(&part)).await.map_err(failed)?;
-        Ok((places, found))
+        let (found, by): (Vec<Option<Vec<u8>>>, _) = self.query(part[0], get.arg(&part)).await?;
+        Ok((places, found.iter().map(|bytes| seen(bytes.as_deref(), by)).collect()))
     }
 
     /// Keys that may be in one command, with the place of each in the list.
@@ -168,9 +207,14 @@ fn strange(reply: &[Reply]) -> StoreError {
     StoreError::new("redis", format!("an answer that makes no sense: {reply:?}"))
 }
 
-fn seen(bytes: Option<Vec<u8>>) -> Seen {
-    let Some(bytes) = bytes else { return Seen::Nothing };
-    Entry::decode(&bytes).map_or(Seen::Unreadable, Seen::Entry)
+/// What a server has under a key, as far as it has written that itself.
+fn seen(stored: Option<&[u8]>, by: u64) -> Seen {
+    let Some(stored) = stored else { return Seen::Nothing };
+    match stored.split_first_chunk() {
+        None => Seen::Unreadable,
+        Some((wrote, _)) if u64::from_be_bytes(*wrote) != by => Seen::Nothing,
+        Some((_, entry)) => Entry::decode(entry).map_or(Seen::Unreadable, Seen::Entry),
+    }
 }
 
 fn text(number: Millis) -> Vec<u8> {
@@ -187,14 +231,14 @@ impl Store for Redis {
         let keys: Vec<String> = keys.iter().map(|key| self.key(key)).collect();
         if let [key] = &keys[..] {
             let mut get = redis::cmd("GET");
-            let bytes = self.servers.query(key, get.arg(key)).await.map_err(failed)?;
-            return Ok(vec![seen(bytes)]);
+            let (bytes, by): (Option<Vec<u8>>, _) = self.query(key, get.arg(key)).await?;
+            return Ok(vec![seen(bytes.as_deref(), by)]);
         }
         let mut found = vec![Seen::Nothing; keys.len()];
         let looks = self.parts(&keys).into_iter().map(|(places, part)| self.look(places, part));
-        for (places, bytes) in try_join_all(looks).await? {
-            for (at, bytes) in places.into_iter().zip(bytes) {
-                found[at] = seen(bytes);
+        for (places, seen) in try_join_all(looks).await? {
+            for (at, seen) in places.into_iter().zip(seen) {
+                found[at] = seen;
             }
         }
         Ok(found)

@@ -10,5 +10,6 @@ mod late;
 mod locked;
 mod nodes;
 mod races;
+mod restored;
 mod stores;
 mod tables;

@@ -10,7 +10,7 @@ if not entry then
 end
 if kind == 'V' then
   if string.sub(entry, 27, 42) ~= except or is_live(entry, 3) then return {now, '', entry} end
-  redis.call('SETRANGE', key, 2, lease)
+  set_lease(key, lease)
   return {now, string.sub(entry, 43, 50)}
 end
 local floor, died, last = string.sub(entry, 27, 34), string.sub(entry, 35, 42), string.sub(entry, 43)

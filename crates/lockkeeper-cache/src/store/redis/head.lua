@@ -1,6 +1,7 @@
 -- Goes before every step: what time it is, and how entries are read (entry/codec.rs has the places).
 local NONE = string.rep('\0', 24) -- a lease that nobody has
 local ZERO = string.rep('\0', 8)
+local BY = table.remove(ARGV) -- the server that this is, 8 bytes; goes before every entry
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 
@@ -17,10 +18,12 @@ local function less(one, other)
 end
 local function larger(one, other) return less(one, other) and other or one end
 
--- The entry and what kind it is: V, L or W. What is not an entry is as good as nothing.
+-- The entry and what kind it is: V, L or W. What is not an entry is as good as nothing, and so is what another
+-- server has written: it may have been taken away there since.
 local SIZES = {V = 75, L = 42, W = 10}
 local function read(key)
-  local entry = redis.call('GET', key)
+  local stored = redis.call('GET', key)
+  local entry = stored and string.sub(stored, 1, 8) == BY and string.sub(stored, 9)
   local kind = entry and string.sub(entry, 1, 1)
   local size = kind and SIZES[kind]
   if not size or #entry < size or string.byte(entry, 2) ~= 1 then return nil end
@@ -33,7 +36,9 @@ local function ends(key) -- when the server forgets it; 0 if there is nothing
   if left == -1 then return now + 86400000 end
   return left > 0 and now + left or 0
 end
-local function write(key, entry, at) redis.call('SET', key, entry, 'PX', math.max(1, at - now)) end
+local function write(key, entry, at) redis.call('SET', key, BY .. entry, 'PX', math.max(1, at - now)) end
+
+local function set_lease(key, lease) redis.call('SETRANGE', key, 10, lease) end -- in a value, which stays
 
 local function is_live(lease, at) -- a ticket and when it ends, from there on
   return string.sub(lease, at, at + 15) ~= string.sub(NONE, 1, 16) and number(lease, at + 16) > now
@@ -59,5 +64,5 @@ end
 
 local function without_lease(key, entry, kind)
   if kind == 'L' then write_gap(key, string.sub(entry, 27, 34), string.sub(entry, 35, 42), string.sub(entry, 43), ends(key))
-  else redis.call('SETRANGE', key, 2, NONE) end
+  else set_lease(key, NONE) end
 end
