@@ -408,10 +408,14 @@ where
         K: Display,
     {
         let names: Vec<String> = keys.iter().map(|key| self.name(key)).collect::<Result<_>>()?;
+        self.invalidate_names(&names, floor).await
+    }
+
+    pub(crate) async fn invalidate_names(&self, names: &[String], floor: u64) -> Result<()> {
         if names.is_empty() {
             return Ok(());
         }
-        let (keys, how) = (refs(&names), self.how(floor));
+        let (keys, how) = (refs(names), self.how(floor));
         self.insist("an invalidation", || self.store.invalidate(&keys, how)).await?;
         names.iter().for_each(|_| self.stats.invalidations.add());
         Ok(())

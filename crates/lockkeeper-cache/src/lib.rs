@@ -74,6 +74,7 @@ mod loader;
 mod stats;
 pub mod store;
 pub mod strategy;
+mod transaction;
 
 pub use builder::Builder;
 pub use cache::{Cache, Read, Source, Write};
@@ -87,3 +88,4 @@ pub use stats::Stats;
 pub use store::Redis;
 pub use store::{Memory, Seen, Store};
 pub use strategy::{Strategy, Table, Written};
+pub use transaction::{Committed, Invalidate, Touched, Transaction, WriteError};

@@ -13,3 +13,4 @@ mod races;
 mod restored;
 mod stores;
 mod tables;
+mod transactions;
