@@ -71,6 +71,7 @@ pub mod jitter;
 pub mod limit;
 mod load;
 mod loader;
+pub mod outbox;
 mod stats;
 pub mod store;
 pub mod strategy;

@@ -10,6 +10,7 @@ use tokio::runtime::Handle;
 use crate::cache::Cache;
 use crate::entry::{Settled, Ticket};
 use crate::error::{Error, Result};
+use crate::outbox::Row;
 
 /// A key that a transaction changes, as text.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -68,7 +69,8 @@ where
 /// # When it breaks
 ///
 /// A process that dies between the commit and the invalidation leaves old values behind until their time to live ends, and
-/// so does a commit that takes effect only after the database has said that it failed.
+/// so does a commit that takes effect only after the database has said that it failed. An
+/// [outbox](crate::outbox) heals both.
 ///
 /// # Cost
 ///
@@ -101,6 +103,8 @@ pub struct Transaction<K, V> {
     cache: Cache<K, V>,
     id: Ticket,
     touched: Vec<Group>,
+    /// There is a row for an outbox: more than it has must not be touched.
+    sealed: bool,
 }
 
 /// A cache, and what is touched in it.
@@ -135,7 +139,7 @@ where
     /// Collects the keys that a transaction changes, to invalidate them after its commit.
     pub fn transaction(&self) -> Transaction<K, V> {
         let touched = vec![(Arc::new(self.clone()) as Arc<dyn Invalidate>, Vec::new())];
-        Transaction { cache: self.clone(), id: Ticket::new(), touched }
+        Transaction { cache: self.clone(), id: Ticket::new(), touched, sealed: false }
     }
 
     /// A write in strong mode: says that these keys are about to change, writes, and says that it is done. No read gets what
@@ -191,7 +195,7 @@ where
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidKey`].
+    /// [`Error::InvalidKey`]; [`Error::Config`] after [`row`](Self::row).
     pub fn touch(&mut self, key: &K) -> Result<()> {
         self.touch_to(key, 0)
     }
@@ -200,8 +204,9 @@ where
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidKey`].
+    /// [`Error::InvalidKey`]; [`Error::Config`] after [`row`](Self::row).
     pub fn touch_to(&mut self, key: &K, version: u64) -> Result<()> {
+        self.check()?;
         let touched = touched(&self.cache, key, version)?;
         self.touched[0].1.push(touched);
         Ok(())
@@ -211,15 +216,38 @@ where
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidKey`].
+    /// [`Error::InvalidKey`]; [`Error::Config`] after [`row`](Self::row).
     pub fn touch_in<L, W>(&mut self, cache: &Cache<L, W>, key: &L, version: u64) -> Result<()>
     where
         L: Clone + Display + Send + Sync + 'static,
         W: Send + Sync + 'static,
     {
+        self.check()?;
         let touched = touched(cache, key, version)?;
         self.touched.push((Arc::new(cache.clone()), vec![touched]));
         Ok(())
+    }
+
+    fn check(&self) -> Result<()> {
+        match self.sealed {
+            true => Err(Error::Config("a key is touched after the row was made".into())),
+            false => Ok(()),
+        }
+    }
+
+    /// The row for an [outbox](crate::outbox), with all that is touched; to be made last, because nothing can be touched
+    /// afterwards.
+    pub fn row(&mut self) -> Row {
+        self.sealed = true;
+        let all = self.touched.iter().flat_map(|(cache, touched)| {
+            touched.iter().map(|touched| (cache.namespace(), touched))
+        });
+        Row::new(self.id, all)
+    }
+
+    /// The id of its row, if one was made.
+    pub(crate) fn row_id(&self) -> Option<String> {
+        self.sealed.then(|| Row::id(self.id))
     }
 
     /// Commits, and invalidates. `commit` is the last thing that is done in the database.
