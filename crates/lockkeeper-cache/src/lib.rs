@@ -71,6 +71,7 @@ pub mod jitter;
 pub mod limit;
 mod load;
 mod loader;
+mod names;
 pub mod outbox;
 mod stats;
 pub mod store;

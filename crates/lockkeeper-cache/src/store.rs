@@ -66,6 +66,31 @@ pub trait Store: Debug + Send + Sync {
     fn deletes(&self) -> Option<&dyn Deletes> {
         None
     }
+
+    /// A page of the keys that begin with this. What is there from the first page to the last is in one of them, and perhaps
+    /// in several; what comes or goes meanwhile may be missing.
+    async fn list(&self, prefix: &str, from: Cursor) -> Result<Page> {
+        let _ = (prefix, from);
+        Err(StoreError::new("store", "it cannot list its keys"))
+    }
+}
+
+/// Where a listing goes on; the default is its beginning.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Cursor {
+    /// Which part of the store.
+    pub part: String,
+    /// Where in it.
+    pub at: u64,
+}
+
+/// Some of what is listed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Page {
+    /// These.
+    pub keys: Vec<String>,
+    /// Where it goes on; `None` at the end.
+    pub next: Option<Cursor>,
 }
 
 /// What a look at a key shows.

@@ -13,7 +13,7 @@ use indexmap::IndexMap;
 use lockkeeper::clock::Instant;
 use parking_lot::Mutex;
 
-use super::{Deletes, Result, Seen, Store, millis};
+use super::{Cursor, Deletes, Page, Result, Seen, Store, millis};
 use crate::entry::{
     self, Begun, Change, Entry, Filled, Invalidation, Millis, Settled, Slot, Ticket, Value,
 };
@@ -255,6 +255,16 @@ impl Store for Memory {
 
     fn deletes(&self) -> Option<&dyn Deletes> {
         Some(self)
+    }
+
+    async fn list(&self, prefix: &str, from: Cursor) -> Result<Page> {
+        let at = usize::try_from(from.at).unwrap_or(SHARDS);
+        let Some(shard) = self.shared.shards.get(at) else { return Ok(Page::default()) };
+        let shard = shard.lock();
+        let keys = shard.slots.keys().filter(|key| key.starts_with(prefix));
+        let keys = keys.map(|key| key.to_string()).collect();
+        let next = (at + 1 < SHARDS).then(|| Cursor { at: from.at + 1, ..from });
+        Ok(Page { keys, next })
     }
 }
 

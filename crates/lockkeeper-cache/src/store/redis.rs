@@ -1,6 +1,7 @@
 //! Entries at a Redis server, at the master that sentinels name, or in a cluster.
 
 mod deletes;
+mod list;
 
 use std::fmt;
 use std::sync::LazyLock;
@@ -14,7 +15,7 @@ use lockkeeper::backend::redis::keyspace::Keyspace;
 use lockkeeper::clock::Instant;
 use redis::{Cmd, FromRedisValue, Script, Value as Reply};
 
-use super::{Deletes, Result, Seen, Store, millis};
+use super::{Cursor, Deletes, Page, Result, Seen, Store, millis};
 use crate::entry::{Begun, Entry, Filled, Invalidation, Lease, Millis, Settled, Ticket, Value};
 use crate::error::StoreError;
 
@@ -312,6 +313,10 @@ impl Store for Redis {
 
     fn deletes(&self) -> Option<&dyn Deletes> {
         Some(self)
+    }
+
+    async fn list(&self, prefix: &str, from: Cursor) -> Result<Page> {
+        list::keys(&self.servers, prefix, from).await
     }
 }
 

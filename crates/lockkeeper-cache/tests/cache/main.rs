@@ -8,6 +8,7 @@ mod freshness;
 mod harness;
 mod late;
 mod locked;
+mod names;
 mod nodes;
 mod races;
 mod restored;

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use redis::{Cmd, FromRedisValue, Script};
 
 use super::commands::{Sign, evalsha};
-use super::nodes::Nodes;
+use super::nodes::{Node, Nodes};
 use crate::backend::register::Register;
 use crate::error::{Error, Result};
 use crate::url::Url;
@@ -116,6 +116,18 @@ impl Keyspace {
         let invoked = self.nodes.invoke_signed(first, script, step, None, Sign::Both);
         Ok(invoked.await?.value)
     }
+
+    /// Every server that has keys, as far as is known now, for commands that are about all of them; in the
+    /// order of their addresses.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unavailable`] when one of them cannot be reached.
+    pub async fn masters(&self) -> Result<Vec<Master>> {
+        let mut masters: Vec<Master> = self.nodes.all().await?.into_iter().map(Master).collect();
+        masters.sort_by(|one, other| one.address().cmp(other.address()));
+        Ok(masters)
+    }
 }
 
 /// The key that a script goes by, and how to call it.
@@ -130,6 +142,31 @@ fn step<'a>(
         step
     };
     (keys.first().copied().unwrap_or_default(), step)
+}
+
+/// One server of a [`Keyspace`].
+pub struct Master(Arc<Node>);
+
+impl Master {
+    /// Its address as others of its cluster call it; nothing where there is only one.
+    pub fn address(&self) -> &str {
+        &self.0.address
+    }
+
+    /// Sends a command, once.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Keyspace::query`].
+    pub async fn query<T: FromRedisValue>(&self, command: &Cmd) -> Result<T> {
+        self.0.commands.run(&Script::new("return 0"), command).await
+    }
+}
+
+impl fmt::Debug for Master {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Master").field(&self.0.address).finish()
+    }
 }
 
 impl fmt::Debug for Keyspace {

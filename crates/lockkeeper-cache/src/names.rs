@@ -1,0 +1,60 @@
+//! Many keys at once, that nobody names one by one.
+
+use std::fmt::Display;
+
+use crate::cache::{Cache, Inner};
+use crate::error::Result;
+use crate::store::Cursor;
+
+impl<K, V> Cache<K, V>
+where
+    K: Clone + Display + Send + Sync + 'static,
+    V: Send + Sync + 'static,
+{
+    /// Invalidates every key of the [namespace](crate::Builder::namespace); also those of a namespace that begins with this one
+    /// and a colon. How many there were.
+    ///
+    /// Afterwards no read that begins gets what was there before it was called, and no load that began before that
+    /// fills anything.
+    ///
+    /// # When it breaks
+    ///
+    /// A slot of a cluster that moves meanwhile, from a server that is still to be asked to one that has been, takes its keys
+    /// past it; so does another master that takes over.
+    ///
+    /// # Cost
+    ///
+    /// The servers look at every key that they have, of whatever namespace, 500 at a time, and each page of them is
+    /// one round trip more to invalidate. Not for every day. Afterwards everything is loaded anew:
+    /// [`max_loads`](crate::Builder::max_loads) protects the database.
+    ///
+    /// # Errors
+    ///
+    /// As for [`invalidate`](Self::invalidate); some may have been invalidated.
+    ///
+    /// # Cancel safety
+    ///
+    /// None: a future that is dropped has invalidated some.
+    pub async fn clear(&self) -> Result<u64> {
+        self.inner.clear().await
+    }
+}
+
+impl<K, V> Inner<K, V>
+where
+    K: Clone + Send + Sync + 'static,
+    V: Send + Sync + 'static,
+{
+    pub(crate) async fn clear(&self) -> Result<u64> {
+        let prefix = format!("{}:", self.settings.namespace);
+        let (mut from, mut count) = (Cursor::default(), 0);
+        loop {
+            let list = || self.store.list(&prefix, from.clone());
+            let page = self.insist("listing", list).await?;
+            self.invalidate_names(&page.keys, 0).await?;
+            count += page.keys.len() as u64;
+            let Some(next) = page.next else { return Ok(count) };
+            from = next;
+        }
+    }
+}
