@@ -12,7 +12,8 @@ use crate::cache::{Cache, Inner};
 use crate::codec::{Codec, Json};
 use crate::error::{Error, Result};
 use crate::flight::Flights;
-use crate::loader::{Admit, Loader};
+use crate::guard::Guards;
+use crate::loader::Loader;
 use crate::stats::Counters;
 use crate::store::Store;
 use crate::strategy;
@@ -41,7 +42,7 @@ pub(crate) struct Settings {
 #[must_use = "nothing is made before build"]
 pub struct Builder {
     store: Arc<dyn Store>,
-    admit: Option<Arc<dyn Admit>>,
+    pub(crate) guards: Guards,
     settings: Settings,
     pub(crate) options: strategy::Options,
 }
@@ -65,7 +66,7 @@ impl Builder {
             max_value: 8 << 20,
             schema: 0,
         };
-        Self { store, admit: None, settings, options: strategy::Options::default() }
+        Self { store, guards: Guards::new(), settings, options: strategy::Options::default() }
     }
 
     /// What all keys begin with, before a colon. Default `cache`. Two caches with one namespace at one store share their
@@ -136,12 +137,6 @@ impl Builder {
         self
     }
 
-    /// Asks this before every load.
-    pub fn admit(mut self, admit: impl Admit + 'static) -> Self {
-        self.admit = Some(Arc::new(admit));
-        self
-    }
-
     /// The longest value that is cached, encoded, in bytes. Default 8 MiB.
     pub fn max_value(mut self, bytes: usize) -> Self {
         self.settings.max_value = bytes;
@@ -188,12 +183,12 @@ impl Builder {
         K: Clone + Display + Send + Sync + 'static,
         V: Send + Sync + 'static,
     {
-        let Self { store, admit, settings, .. } = self;
+        let Self { store, guards, settings, .. } = self;
         check(&settings)?;
         let (loader, codec) = (Box::new(loader), Box::new(codec));
         let (loads, flights) = (Semaphore::new(settings.max_loads), Flights::new());
         let stats = Counters::default();
-        let inner = Inner { store, loader, codec, admit, loads, flights, settings, stats };
+        let inner = Inner { store, loader, codec, guards, loads, flights, settings, stats };
         Ok(Cache::new(inner))
     }
 }

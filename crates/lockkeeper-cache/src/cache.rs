@@ -13,10 +13,13 @@ use crate::builder::{Builder, Settings};
 use crate::codec::Codec;
 use crate::entry::{Entry, Invalidation, Lease, Millis, Settled, Ticket, Value};
 use crate::error::{Error, Result};
+use crate::events::Event;
 use crate::flight::{Flights, Role, Turn};
 use crate::freshness::Freshness;
+use crate::guard::Guards;
+use crate::hot::HotKey;
 use crate::load::{Decoded, Outcome, Plan};
-use crate::loader::{Admit, Loader};
+use crate::loader::Loader;
 use crate::stats::{Counters, Stats};
 use crate::store::{self, Seen, Store, millis};
 
@@ -48,7 +51,7 @@ pub(crate) struct Inner<K, V> {
     pub(crate) store: Arc<dyn Store>,
     pub(crate) loader: Box<dyn Loader<K, V>>,
     pub(crate) codec: Box<dyn Codec<V>>,
-    pub(crate) admit: Option<Arc<dyn Admit>>,
+    pub(crate) guards: Guards,
     pub(crate) loads: Semaphore,
     pub(crate) flights: Flights<Outcome<V>>,
     pub(crate) settings: Settings,
@@ -85,6 +88,8 @@ pub enum Source {
     Stale,
     /// The loader.
     Loaded,
+    /// The filter, which knows that the database has nothing.
+    Filter,
 }
 
 /// What a look at the store means for a read.
@@ -109,6 +114,10 @@ where
 {
     pub(crate) fn new(inner: Inner<K, V>) -> Self {
         Self { inner: Arc::new(inner) }
+    }
+
+    pub(crate) fn inner(&self) -> &Arc<Inner<K, V>> {
+        &self.inner
     }
 
     /// The value under a key, from the cache or the loader; `None`: the database has none.
@@ -203,8 +212,17 @@ where
             keys.iter().map(|key| self.inner.name(key)).collect::<Result<_>>()?;
         let (inner, writer) = (Arc::clone(&self.inner), Ticket::new());
         let (keys, time) = (refs(&names), inner.settings.intent);
+        // Before the commit: see `announce`.
+        inner.announce(&names).await?;
         inner.insist("an intent", || inner.store.intend(&keys, writer, time)).await?;
         Ok(Write { inner, names, writer })
+    }
+
+    /// The keys that are read most, most first, by a sample of the hits in this process: perhaps no more than a
+    /// part of the traffic, so ask all processes. They are [refreshed](Builder::early) before they end.
+    pub fn hot_keys(&self) -> Vec<HotKey> {
+        let hot = self.inner.guards.hot.list().into_iter();
+        hot.map(|(name, hits)| HotKey { key: self.inner.key_of(&name).to_owned(), hits }).collect()
     }
 
     /// What happened so far.
@@ -259,7 +277,7 @@ where
         let name = format!("{namespace}:{key}");
         let length = name.len() - namespace.len() - 1;
         match length <= max {
-            true => Ok(name),
+            true => self.validate(self.key_of(&name)).map(|()| name),
             false => Err(Error::InvalidKey(format!("{length} bytes; {max} are allowed"))),
         }
     }
@@ -273,13 +291,13 @@ where
     }
 
     pub(crate) async fn look(&self, name: &str) -> store::Result<Seen> {
-        let looked = self.store.get(&[name]).await;
+        let looked = self.ask(&[name]).await;
         let looked = looked.inspect_err(|error| self.store_failed("looking", error))?;
         Ok(looked.into_iter().next().unwrap_or(Seen::Nothing))
     }
 
     async fn look_many(&self, names: &[String]) -> store::Result<Vec<Seen>> {
-        let looked = self.store.get(&refs(names)).await;
+        let looked = self.ask(&refs(names)).await;
         looked.inspect_err(|error| self.store_failed("looking", error))
     }
 
@@ -293,11 +311,11 @@ where
         seen: Option<Seen>,
     ) -> Result<Read<V>> {
         if freshness == Freshness::Latest {
-            return self.bypass(key).await;
+            return self.bypass(key, None).await;
         }
         let verdict = match seen {
-            Some(seen) => self.judge(seen, freshness),
-            None => Verdict::Get(Plan::Direct, None),
+            Some(seen) => self.judge(name, seen, freshness),
+            None => Verdict::Get(Plan::Down, None),
         };
         let (plan, shown) = match verdict {
             Verdict::Take(read, refresh) => {
@@ -338,7 +356,7 @@ where
         if fits(&read) {
             return Ok(read);
         }
-        let read = self.bypass(key).await?;
+        let read = self.bypass(key, None).await?;
         match freshness {
             Freshness::AtLeast(wanted) if !fits(&read) => {
                 Err(Error::TooOld { wanted, found: read.version })
@@ -347,23 +365,26 @@ where
         }
     }
 
-    fn judge(&self, seen: Seen, freshness: Freshness) -> Verdict<V> {
+    fn judge(&self, name: &str, seen: Seen, freshness: Freshness) -> Verdict<V> {
         let now = self.store.now();
         let shown = |lease: Lease| lease.is_live(now).then_some(lease.ticket);
         let fill = |except| Plan::Fill { except };
         match seen {
             Seen::Nothing => Verdict::Get(fill(None), None),
+            Seen::Down => Verdict::Get(Plan::Down, None),
             Seen::Unreadable => {
                 self.stats.unreadable.add();
+                self.note(name, Event::Unreadable);
                 Verdict::Get(fill(None), None)
             }
-            Seen::Entry(Entry::Value(value)) => self.judge_value(&value, freshness, now),
+            Seen::Entry(Entry::Value(value)) => self.judge_value(name, &value, freshness, now),
             Seen::Entry(Entry::Gap(gap)) => {
                 let shown = shown(gap.lease);
                 if let Some(last) = gap.last.filter(|_| freshness.accepts_dead(gap.died, now))
                     && let Decoded::Read(read) = self.decode(&last)
                 {
                     self.stats.stale_hits.add();
+                    self.note(name, Event::ServedStale);
                     let read = Read { source: Source::Stale, ..read };
                     return Verdict::Take(read, shown.is_none().then_some(fill(None)));
                 }
@@ -378,7 +399,13 @@ where
         }
     }
 
-    fn judge_value(&self, value: &Value, freshness: Freshness, now: Millis) -> Verdict<V> {
+    fn judge_value(
+        &self,
+        name: &str,
+        value: &Value,
+        freshness: Freshness,
+        now: Millis,
+    ) -> Verdict<V> {
         let anew = Plan::Fill { except: Some(value.fill) };
         let shown = value.lease.is_live(now).then_some(value.lease.ticket);
         if !freshness.accepts(value, now) {
@@ -390,11 +417,17 @@ where
                 if read.value.is_none() {
                     self.stats.null_hits.add();
                 }
-                let due = now >= value.soft && shown.is_none();
+                let due = shown.is_none() && self.is_due(name, value, now);
                 Verdict::Take(read, due.then_some(anew))
             }
-            Decoded::Unfit => Verdict::Get(anew, shown),
-            Decoded::Newer => Verdict::Get(Plan::Direct, None),
+            Decoded::Unfit => {
+                self.note(name, Event::Unreadable);
+                Verdict::Get(anew, shown)
+            }
+            Decoded::Newer => {
+                self.note(name, Event::Newer);
+                Verdict::Get(Plan::Direct, None)
+            }
         }
     }
 
@@ -416,7 +449,9 @@ where
             return Ok(());
         }
         let (keys, how) = (refs(names), self.how(floor));
+        let announced = self.announce(names).await;
         self.insist("an invalidation", || self.store.invalidate(&keys, how)).await?;
+        announced?;
         names.iter().for_each(|_| self.stats.invalidations.add());
         Ok(())
     }

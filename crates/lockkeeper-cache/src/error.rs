@@ -33,7 +33,8 @@ pub enum Error {
     #[error("the loader panicked: {0}")]
     Panicked(String),
 
-    /// Too many loads are under way, or whatever else [`Admit`](crate::Admit) says.
+    /// The database is to be spared: too many loads are under way or began of late, many have failed, or the store is
+    /// down and [`Down`](crate::Down) says so.
     #[error("not loaded, to spare the database: try again in {retry_after:?}")]
     Busy {
         /// When to try again.

@@ -18,8 +18,8 @@
 //! # When it breaks
 //!
 //! Two processes with different lists of nodes disagree about a share of the keys, and an
-//! invalidation of one does not reach what the other filled: while a list is changed the cache must be
-//! [off](crate::degrade). Whoever renames a node moves its keys.
+//! invalidation of one does not reach what the other filled: change the list while nobody uses
+//! the cache, or clear it afterwards. Whoever renames a node moves its keys.
 //!
 //! # Cost
 //!
@@ -133,7 +133,7 @@ impl<N> Group<N> {
 }
 
 /// Spreads every bit over all (splitmix64). No two inputs give the same, so there are no ties.
-const fn mix(mut bits: u64) -> u64 {
+pub(crate) const fn mix(mut bits: u64) -> u64 {
     bits = (bits ^ (bits >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
     bits = (bits ^ (bits >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
     bits ^ (bits >> 31)

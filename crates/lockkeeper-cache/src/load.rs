@@ -11,10 +11,12 @@ use tokio::runtime::Handle;
 use tokio::time::{sleep, timeout};
 
 use crate::cache::{Inner, Read, Source};
-use crate::entry::{Begun, Entry, Filled, Lease, Millis, Ticket, Value};
+use crate::entry::{Begun, Entry, Lease, Millis, Ticket, Value};
 use crate::error::{Error, Result, StoreError};
+use crate::events::Event;
 use crate::flight::Flight;
-use crate::loader::{Admit, Loaded};
+use crate::limit::Limit;
+use crate::loader::Loaded;
 use crate::store::{Seen, millis};
 
 /// Between two looks at a key that somebody else loads: at first, and at most.
@@ -33,6 +35,8 @@ pub(crate) enum Plan {
     Fill { except: Option<Ticket> },
     /// From the database alone.
     Direct,
+    /// Without the store, which does not answer.
+    Down,
 }
 
 /// What waiting for somebody else came to.
@@ -42,6 +46,8 @@ enum Waited<V> {
     Again,
     /// Nothing is to be filled now.
     Direct,
+    /// The store does not answer.
+    Down,
 }
 
 /// What a value that is there is worth to us.
@@ -75,6 +81,9 @@ where
                 Ok(Err(panic)) => Err(Error::Panicked(message(&*panic))),
                 Err(_) => Err(Error::Timeout { waited }),
             };
+            if let Err(error) = &outcome {
+                inner.failed(&name, error);
+            }
             inner.flights.land(&name, &flight, outcome);
         });
     }
@@ -86,7 +95,17 @@ where
         flight: &Flight<Outcome<V>>,
         plan: Plan,
     ) -> Outcome<V> {
-        let Plan::Fill { mut except } = plan else { return self.bypass(key).await };
+        if !matches!(plan, Plan::Fill { except: Some(_) })
+            && let Some(nothing) = self.absent(name).await
+        {
+            self.note(name, Event::Filtered);
+            return Ok(nothing);
+        }
+        let mut except = match plan {
+            Plan::Fill { except } => except,
+            Plan::Direct => return self.bypass(key, None).await,
+            Plan::Down => return self.down(key, name).await,
+        };
         let mut pause = LOOKS.0;
         for _ in 0..ROUNDS {
             // A new one each time: see the rules of `entry`.
@@ -108,7 +127,7 @@ where
                     // It may be granted late, after an invalidation that this load is older than: who sees that
                     // lease then must not join.
                     flight.set_ticket(Ticket::NONE);
-                    return self.bypass(key).await;
+                    return self.down(key, name).await;
                 }
             };
             held.armed = false;
@@ -116,9 +135,10 @@ where
                 Waited::Found(read) => return Ok(read),
                 Waited::Again => {}
                 Waited::Direct => break,
+                Waited::Down => return self.down(key, name).await,
             }
         }
-        self.bypass(key).await
+        self.bypass(key, None).await
     }
 
     /// Waits for who loads it.
@@ -146,6 +166,7 @@ where
                 Seen::Entry(Entry::Gap(gap)) => gap.lease.is_live(now),
                 Seen::Entry(Entry::Intents(_)) => return Waited::Direct,
                 Seen::Nothing | Seen::Unreadable => false,
+                Seen::Down => return Waited::Down,
             };
             // Once in any case: our idea of the time is a little ahead.
             if !busy && waited {
@@ -159,14 +180,14 @@ where
             *pause = (*pause * 3 / 2).min(LOOKS.1);
             there = match self.look(name).await {
                 Ok(seen) => seen,
-                Err(_) => return Waited::Direct,
+                Err(_) => return Waited::Down,
             };
         }
     }
 
     async fn load_and_fill(&self, key: &K, mut held: Held<K, V>, made: Millis) -> Outcome<V> {
         let begun = Instant::now();
-        let loaded = match self.load(key).await {
+        let loaded = match self.load(key, None).await {
             Ok(loaded) => loaded,
             Err(error) => {
                 // Who asks next is to find it free.
@@ -177,9 +198,15 @@ where
         let cost = millis(Instant::now().since(begun));
         let (value, version) = (loaded.value.map(Arc::new), loaded.version);
         let read = Read { value, version, made, source: Source::Loaded };
-        let Some(payload) = self.encode(read.value.as_deref()) else { return Ok(read) };
-        let ttl = if payload.is_some() { self.settings.ttl } else { self.settings.null_ttl };
-        let soft = self.settings.refresh_after.map_or(u64::MAX, |after| made + millis(after));
+        let Some(payload) = self.encode(read.value.as_deref()) else {
+            self.note(&held.name, Event::FillUnfit);
+            return Ok(read);
+        };
+        let ttl = self.lifetime(payload.is_none(), held.ticket);
+        let soft = self
+            .settings
+            .refresh_after
+            .map_or(u64::MAX, |after| made + millis(self.guards.shorten(after, held.ticket)));
         let (cost, schema) = (u32::try_from(cost).unwrap_or(u32::MAX), self.settings.schema);
         let (lease, fill) = (Lease::NONE, held.ticket);
         let value = Value { lease, fill, version, made, soft, cost, schema, payload };
@@ -189,11 +216,10 @@ where
             filled = self.store.fill(&held.name, &value, ttl).await;
         }
         match filled {
-            Ok(Filled::Done) => self.stats.fills.add(),
-            Ok(Filled::Gone | Filled::Late) => self.stats.lost_fills.add(),
-            Ok(Filled::Older) => self.stats.old_fills.add(),
+            Ok(filled) => self.filled(&held.name, filled),
             Err(error) => {
                 self.store_failed("filling", &error);
+                self.note(&held.name, Event::FillFailed);
                 return Ok(read);
             }
         }
@@ -242,33 +268,22 @@ where
     }
 
     /// From the database, and nothing is filled.
-    pub(crate) async fn bypass(&self, key: &K) -> Outcome<V> {
+    pub(crate) async fn bypass(&self, key: &K, besides: Option<&Limit>) -> Outcome<V> {
         self.stats.bypasses.add();
         let made = self.store.now();
-        let Loaded { value, version } = self.load(key).await?;
+        let Loaded { value, version } = self.load(key, besides).await?;
         Ok(Read { value: value.map(Arc::new), version, made, source: Source::Loaded })
     }
 
-    /// Calls the loader, if that is admitted.
-    pub(crate) async fn load(&self, key: &K) -> Result<Loaded<V>> {
-        let retry_after = self.settings.queue;
-        let refused = |retry_after| {
+    /// Calls the loader, if that is admitted; `besides`: by this limit, too.
+    pub(crate) async fn load(&self, key: &K, besides: Option<&Limit>) -> Result<Loaded<V>> {
+        let admitted = self.admit(besides).await.map_err(|retry_after| {
             self.stats.refused_loads.add();
             Error::Busy { retry_after }
-        };
-        let Ok(Ok(_permit)) = timeout(retry_after, self.loads.acquire()).await else {
-            return Err(refused(retry_after));
-        };
-        let mut admitted = None;
-        if let Some(admit) = &self.admit {
-            admit.admit().map_err(refused)?;
-            admitted = Some(Admitted { admit: &**admit, ok: false });
-        }
+        })?;
         self.stats.loads.add();
         let loaded = AssertUnwindSafe(self.loader.load(key)).catch_unwind().await;
-        if let Some(admitted) = &mut admitted {
-            admitted.ok = matches!(loaded, Ok(Ok(_)));
-        }
+        admitted.over(matches!(loaded, Ok(Ok(_))));
         let failed = match loaded {
             Ok(Ok(loaded)) => return Ok(loaded),
             Ok(Err(error)) => Error::Load(error.into()),
@@ -282,18 +297,6 @@ where
         self.stats.store_errors.add();
         let cause = std::error::Error::source(error).map(ToString::to_string);
         tracing::warn!(cause, "{what}: {error}");
-    }
-}
-
-/// Tells how a load ended, also when it is dropped.
-struct Admitted<'a> {
-    admit: &'a dyn Admit,
-    ok: bool,
-}
-
-impl Drop for Admitted<'_> {
-    fn drop(&mut self) {
-        self.admit.over(self.ok);
     }
 }
 

@@ -1,8 +1,5 @@
 //! Where values come from.
 
-use std::fmt::Debug;
-use std::time::Duration;
-
 use async_trait::async_trait;
 
 use crate::error::BoxError;
@@ -66,17 +63,4 @@ where
     async fn load(&self, key: &K) -> Result<Loaded<V>, BoxError> {
         self(key.clone()).await.map_err(Into::into)
     }
-}
-
-/// Says whether the database may be asked. Called before every load, in this order: the key's own lease, this.
-pub trait Admit: Debug + Send + Sync {
-    /// Whether one more load may begin now.
-    ///
-    /// # Errors
-    ///
-    /// After how long to try again.
-    fn admit(&self) -> Result<(), Duration>;
-
-    /// A load that was admitted is over; `ok`: the database answered.
-    fn over(&self, ok: bool);
 }

@@ -3,12 +3,12 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 macro_rules! counters {
-    ($($(#[$doc:meta])+ $name:ident,)+) => {
+    ($($(#[doc = $doc:literal])+ $name:ident,)+) => {
         /// What happened in one cache since it was made.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
         #[non_exhaustive]
         pub struct Stats {
-            $($(#[$doc])+ pub $name: u64,)+
+            $($(#[doc = $doc])+ pub $name: u64,)+
         }
 
         /// The same, while it happens.
@@ -20,6 +20,17 @@ macro_rules! counters {
         impl Counters {
             pub(crate) fn read(&self) -> Stats {
                 Stats { $($name: self.$name.0.load(Ordering::Relaxed),)+ }
+            }
+        }
+
+        impl Stats {
+            /// All numbers with their names and what they count.
+            pub fn all(&self) -> impl Iterator<Item = Stat> + use<> {
+                [$(Stat {
+                    name: stringify!($name),
+                    help: concat!($($doc),+).trim_start(),
+                    count: self.$name,
+                },)+].into_iter()
             }
         }
     };
@@ -59,10 +70,62 @@ counters! {
     unfit_values,
     /// Entries that could not be read, or whose value could not.
     unreadable,
-    /// Steps that the store failed at.
+    /// Steps that the store or the filter failed at.
     store_errors,
+    /// Reads that had to do without the store, because it did not answer or was left alone.
+    down_reads,
+    /// Reads that were told by the filter that the database has nothing, without a load.
+    filtered,
+    /// Hits on hot keys that had the value loaded anew before it ended.
+    early_refreshes,
+    /// Values that the audit has compared with the database.
+    audited,
+    /// Of those, how many were stale: the database had something else, and nobody had invalidated them.
+    audit_stale,
+    /// Values that were gone when the audit came to look at them.
+    audit_gone,
     /// Keys that were invalidated.
     invalidations,
+}
+
+/// One number of [`Stats`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Stat {
+    /// What it is called.
+    pub name: &'static str,
+    /// What it counts.
+    pub help: &'static str,
+    /// How many.
+    pub count: u64,
+}
+
+impl Stats {
+    /// The same for Prometheus, in its text format: counters `lockkeeper_cache_NAME_total` with the label `cache`.
+    ///
+    /// ```
+    /// let text = lockkeeper_cache::Stats::default().prometheus("price");
+    /// assert!(text.contains("# HELP lockkeeper_cache_loads_total Calls of the loader.\n"));
+    /// assert!(text.contains("# TYPE lockkeeper_cache_loads_total counter\n"));
+    /// assert!(text.contains("lockkeeper_cache_loads_total{cache=\"price\"} 0\n"));
+    /// ```
+    pub fn prometheus(&self, cache: &str) -> String {
+        let mut label = String::new();
+        for letter in cache.chars() {
+            match letter {
+                '\\' | '"' => label.extend(['\\', letter]),
+                '\n' => label.push_str("\\n"),
+                letter => label.push(letter),
+            }
+        }
+        let stat = |Stat { name, help, count }| {
+            let name = format!("lockkeeper_cache_{name}_total");
+            format!(
+                "# HELP {name} {help}\n# TYPE {name} counter\n{name}{{cache=\"{label}\"}} {count}\n"
+            )
+        };
+        self.all().map(stat).collect()
+    }
 }
 
 #[derive(Debug, Default)]

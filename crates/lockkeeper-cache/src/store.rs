@@ -1,6 +1,7 @@
 //! Where entries are kept: the contract of a store.
 
 mod deletes;
+mod grouped;
 mod memory;
 #[cfg(feature = "redis")]
 mod redis;
@@ -11,6 +12,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 
 pub use self::deletes::{Delete, Deletes, Due};
+pub use self::grouped::Grouped;
 pub use self::memory::Memory;
 #[cfg(feature = "redis")]
 pub use self::redis::Redis;
@@ -102,6 +104,8 @@ pub enum Seen {
     Entry(Entry),
     /// Something that is not an entry, or one of another format.
     Unreadable,
+    /// Not known: where this key is kept does not answer, and others may.
+    Down,
 }
 
 /// No longer than ten years: servers refuse times that they cannot count.

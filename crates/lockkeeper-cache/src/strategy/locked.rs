@@ -40,7 +40,7 @@ where
 {
     match error {
         lockkeeper::Error::Unavailable { .. } | lockkeeper::Error::Unknown { .. } => {
-            base.inner().bypass(key).await
+            base.inner().bypass(key, None).await
         }
         other => Err(refused(other)),
     }

@@ -31,7 +31,7 @@ where
     pub(super) async fn plain_load(&self, key: &K) -> Result<Read<V>> {
         self.stats.misses.add();
         let made = self.store.now();
-        let loaded = self.load(key).await?;
+        let loaded = self.load(key, None).await?;
         let (value, version) = (loaded.value.map(Arc::new), loaded.version);
         Ok(Read { value, version, made, source: Source::Loaded })
     }

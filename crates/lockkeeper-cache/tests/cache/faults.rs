@@ -1,12 +1,10 @@
 //! Loaders, values and servers that fail.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use lockkeeper::clock::Instant;
 use lockkeeper_cache::entry::{Begun, Entry, Ticket};
-use lockkeeper_cache::{Admit, Cache, Error, Loaded, Redis, Seen, Store};
+use lockkeeper_cache::{Cache, Error, Loaded, Redis, Seen, Store};
 use testkit::proxy::Proxy;
 use testkit::resp::Raw;
 use testkit::server;
@@ -120,26 +118,7 @@ async fn what_is_too_large_is_not_cached(place: &Place) {
     assert!(matches!(cache.invalidate(&["123456".into()]).await, Err(Error::InvalidKey(_))));
 }
 
-/// Lets nothing pass, and counts.
-#[derive(Clone, Debug, Default)]
-struct Shut(Arc<AtomicUsize>);
-
-impl Admit for Shut {
-    fn admit(&self) -> Result<(), Duration> {
-        if self.0.fetch_add(1, Ordering::SeqCst) == 0 { Ok(()) } else { Err(SHORT) }
-    }
-
-    fn over(&self, ok: bool) {
-        assert!(ok);
-    }
-}
-
 async fn loads_are_refused_when_the_database_is_to_be_spared(place: &Place) {
-    let mut client = Client::new(place.builder().await.admit(Shut::default()), &Database::new());
-    assert_eq!(client.loaded().await, 1);
-    client.cache.invalidate(&[1]).await.unwrap();
-    let refused = client.cache.get(&1).await;
-    assert!(matches!(refused, Err(Error::Busy { retry_after: SHORT })), "{refused:?}");
     let builder = place.builder().await.namespace("other").max_loads(2, SHORT);
     let mut client = Client::new(builder, &Database::new());
     let cache = client.cache.clone();

@@ -48,6 +48,10 @@ impl Store for Late {
         self.store.fill(key, value, ttl).await
     }
 
+    async fn put(&self, key: &str, value: &Value, ttl: Duration) -> StoreResult<()> {
+        self.store.put(key, value, ttl).await
+    }
+
     async fn give_up(&self, key: &str, ticket: Ticket) -> StoreResult<()> {
         self.store.give_up(key, ticket).await
     }

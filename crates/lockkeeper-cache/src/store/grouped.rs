@@ -1,0 +1,210 @@
+//! Several stores for one set of keys.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use futures_util::future::join_all;
+use indexmap::IndexMap;
+
+use super::{Cursor, Page, Result, Seen, Store};
+use crate::breaker::{Phase, Policy};
+use crate::entry::{Begun, Filled, Invalidation, Millis, Settled, Ticket, Value};
+use crate::group::{Group, GroupError};
+
+/// Several stores, each with its share of the keys; one that is down is down alone.
+///
+/// # How it works
+///
+/// A key belongs to one of them by a hash of the key and their names, up or down (see [`group`](crate::group)). Each
+/// is left alone for a while when it does not answer; what reads of its keys get then is for
+/// [`when_down`](crate::Builder::when_down) to say. The others notice nothing.
+///
+/// ```
+/// # #[tokio::main]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use std::sync::Arc;
+/// use lockkeeper_cache::{Cache, Error, Grouped, Loaded, Memory, Store};
+///
+/// // `Redis::connect(…)` for each of several servers that know nothing of each other.
+/// let nodes = ["a", "b", "c"].map(|name| (name, Arc::new(Memory::new()) as Arc<dyn Store>));
+/// let cache = Cache::builder(Grouped::new(nodes)?)
+///     .build(async |id: u64| Ok::<_, Error>(Loaded::found(id * 2)))?;
+/// assert_eq!(cache.get(&21).await?.as_deref(), Some(&42));
+/// # Ok(())
+/// # }
+/// ```
+///
+/// # What it promises
+///
+/// What each of them promises, for its keys.
+///
+/// # When it breaks
+///
+/// Two processes with different names for them disagree about where keys are, and miss each other's invalidations.
+/// Where their clocks do not agree, ages are wrong by as much.
+///
+/// # Cost
+///
+/// A hash for each key. Many keys take one round trip to each store, all at the same time.
+pub struct Grouped {
+    group: Group<Arc<dyn Store>>,
+}
+
+impl Grouped {
+    /// These stores. The names say which keys are theirs: a store that moves to another machine keeps its name.
+    ///
+    /// # Errors
+    ///
+    /// Without a store, or with two of one name.
+    pub fn new<N: Into<String>>(
+        nodes: impl IntoIterator<Item = (N, Arc<dyn Store>)>,
+    ) -> std::result::Result<Self, GroupError> {
+        let (open, open_longest) = (Duration::from_millis(500), Duration::from_secs(5));
+        let policy = Policy {
+            calls: 3,
+            open,
+            open_longest,
+            probe: Duration::from_secs(2),
+            ..Policy::default()
+        };
+        let nodes = nodes.into_iter().map(|(name, node)| (name.into(), node));
+        Ok(Self { group: Group::new(nodes, policy)? })
+    }
+
+    /// The names of all, and how they are.
+    pub fn phases(&self) -> Vec<(&str, Phase)> {
+        self.group.nodes().map(|(name, _, phase)| (name, phase)).collect()
+    }
+
+    fn of(&self, key: &str) -> &Arc<dyn Store> {
+        self.group.of(key.as_bytes()).1
+    }
+
+    /// The keys of each with their places in the list.
+    fn parts<'a>(&'a self, keys: &[&'a str]) -> Vec<Part<'a>> {
+        let mut parts = IndexMap::<&str, Part<'a>>::new();
+        for (at, key) in keys.iter().enumerate() {
+            let (name, store) = self.group.of(key.as_bytes());
+            let none = || Part { store, places: Vec::new(), keys: Vec::new() };
+            let part = parts.entry(name).or_insert_with(none);
+            part.places.push(at);
+            part.keys.push(key);
+        }
+        parts.into_values().collect()
+    }
+
+    async fn look(&self, keys: &[&str]) -> Vec<Seen> {
+        let first = keys.first().map_or(&[][..], |key| key.as_bytes());
+        if let Ok((node, pass)) = self.group.enter(first) {
+            match node.get(keys).await {
+                Ok(found) => {
+                    pass.succeeded();
+                    return found;
+                }
+                Err(error) => {
+                    pass.failed();
+                    let node = self.group.of(first).0;
+                    tracing::warn!(node, "looking: {error}");
+                }
+            }
+        }
+        vec![Seen::Down; keys.len()]
+    }
+}
+
+/// What one of them has to do with a list of keys.
+struct Part<'a> {
+    store: &'a Arc<dyn Store>,
+    places: Vec<usize>,
+    keys: Vec<&'a str>,
+}
+
+#[async_trait]
+impl Store for Grouped {
+    fn now(&self) -> Millis {
+        self.group.nodes().map(|(_, node, _)| node.now()).max().unwrap_or(0)
+    }
+
+    async fn get(&self, keys: &[&str]) -> Result<Vec<Seen>> {
+        if keys.len() == 1 {
+            return Ok(self.look(keys).await);
+        }
+        let parts = self.parts(keys);
+        let looks = join_all(parts.iter().map(|part| self.look(&part.keys))).await;
+        let mut found = vec![Seen::Nothing; keys.len()];
+        for (part, seen) in parts.iter().zip(looks) {
+            for (at, seen) in part.places.iter().zip(seen) {
+                found[*at] = seen;
+            }
+        }
+        Ok(found)
+    }
+
+    async fn begin(
+        &self,
+        key: &str,
+        ticket: Ticket,
+        lease: Duration,
+        except: Option<Ticket>,
+    ) -> Result<Begun> {
+        self.of(key).begin(key, ticket, lease, except).await
+    }
+
+    async fn fill(&self, key: &str, value: &Value, ttl: Duration) -> Result<Filled> {
+        self.of(key).fill(key, value, ttl).await
+    }
+
+    async fn put(&self, key: &str, value: &Value, ttl: Duration) -> Result<()> {
+        self.of(key).put(key, value, ttl).await
+    }
+
+    async fn give_up(&self, key: &str, ticket: Ticket) -> Result<()> {
+        self.of(key).give_up(key, ticket).await
+    }
+
+    async fn invalidate(&self, keys: &[&str], how: Invalidation) -> Result<()> {
+        let parts = self.parts(keys);
+        // All of them, also when one fails: each is worth something.
+        let done = join_all(parts.iter().map(|part| part.store.invalidate(&part.keys, how))).await;
+        done.into_iter().collect()
+    }
+
+    async fn intend(&self, keys: &[&str], writer: Ticket, ttl: Duration) -> Result<()> {
+        let parts = self.parts(keys);
+        let done = parts.iter().map(|part| part.store.intend(&part.keys, writer, ttl));
+        join_all(done).await.into_iter().collect()
+    }
+
+    async fn settle(&self, keys: &[&str], writer: Ticket, how: Invalidation) -> Result<Settled> {
+        let parts = self.parts(keys);
+        let done = join_all(parts.iter().map(|part| part.store.settle(&part.keys, writer, how)));
+        let mut all = Settled::Held;
+        for settled in done.await {
+            all = if settled? == Settled::Held { all } else { Settled::Lapsed };
+        }
+        Ok(all)
+    }
+
+    /// One after the other. The part is the name of a store, and what that one calls its own.
+    async fn list(&self, prefix: &str, from: Cursor) -> Result<Page> {
+        let (name, part) = from.part.split_once('\n').unwrap_or_default();
+        let mut nodes =
+            self.group.nodes().skip_while(|(node, ..)| !name.is_empty() && *node != name);
+        let Some((name, node, _)) = nodes.next() else { return Ok(Page::default()) };
+        let page = node.list(prefix, Cursor { part: part.to_owned(), at: from.at }).await?;
+        let next = match (page.next, nodes.next()) {
+            (Some(Cursor { part, at }), _) => Some(Cursor { part: format!("{name}\n{part}"), at }),
+            (None, Some((name, ..))) => Some(Cursor { part: format!("{name}\n"), at: 0 }),
+            (None, None) => None,
+        };
+        Ok(Page { keys: page.keys, next })
+    }
+}
+
+impl fmt::Debug for Grouped {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_map().entries(self.phases()).finish()
+    }
+}

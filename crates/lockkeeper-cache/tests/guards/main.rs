@@ -1,0 +1,16 @@
+//! What spares the database: breakdown (one hot key), avalanche (all at once), penetration (keys that are not there).
+#![cfg(feature = "redis")]
+#![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
+
+mod avalanche;
+mod broken;
+#[path = "../cache/harness.rs"]
+#[allow(
+    dead_code,
+    unused_imports,
+    unused_macros,
+    reason = "the other tests of the cache use all of it"
+)]
+mod harness;
+mod hot;
+mod penetration;

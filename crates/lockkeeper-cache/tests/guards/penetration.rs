@@ -1,0 +1,149 @@
+//! Keys that are not there.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use futures_util::stream;
+use lockkeeper_cache::filter::{
+    Build, Filter, FilterError, LocalFilter, Plan, Shape, Verdict, rebuild,
+};
+use lockkeeper_cache::{Cache, Error, Freshness, Loaded, Memory, Source};
+use parking_lot::Mutex;
+
+fn plan(keys: u64) -> Plan {
+    Plan::new(Shape::for_keys(keys, 0.001).unwrap()).settle(Duration::ZERO)
+}
+
+#[tokio::test]
+async fn what_surely_is_not_there_is_not_loaded() {
+    let filter = LocalFilter::new();
+    let builder = Cache::builder(Memory::new()).filter(filter.clone());
+    let cache = builder.build(async |key: u32| Ok::<_, Error>(Loaded::found(key))).unwrap();
+    // Nothing is known before it is loaded.
+    assert_eq!(cache.get(&7).await.unwrap().as_deref(), Some(&7));
+    let existing = (0..100).map(Ok::<_, Error>);
+    let mut told = 0;
+    let loaded =
+        cache.load_filter(plan(1000), || stream::iter(existing), |progress| told = progress.keys);
+    assert_eq!(loaded.await.unwrap().keys, 100);
+    assert_eq!(told, 100);
+    assert_eq!(cache.get(&50).await.unwrap().as_deref(), Some(&50));
+    let loads = cache.stats().loads;
+    for key in 1000..1100 {
+        let read = cache.read(&key, Freshness::Any).await.unwrap();
+        if read.source == Source::Filter {
+            assert!(read.value.is_none());
+        }
+    }
+    let stats = cache.stats();
+    assert!(stats.filtered >= 95 && stats.filtered + stats.loads - loads == 100, "{stats:?}");
+    // A hit does not ask it; who wants the database gets the database.
+    assert_eq!(cache.get(&7).await.unwrap().as_deref(), Some(&7));
+    let latest = cache.read(&1000, Freshness::Latest).await.unwrap();
+    assert_eq!(latest.source, Source::Loaded);
+    let own = cache.read(&1001, Freshness::AtLeast(3)).await.unwrap();
+    assert_eq!(own.source, Source::Loaded, "who knows of a version is not told that there is none");
+}
+
+/// Writes down what is asked of it, and says absent of what was not inserted; fails when told to.
+#[derive(Clone, Debug, Default)]
+struct Strict(Arc<Mutex<(Vec<String>, bool)>>);
+
+impl Strict {
+    fn knows(&self, key: &str) -> bool {
+        self.0.lock().0.iter().any(|known| known == key)
+    }
+
+    fn fail(&self, fail: bool) {
+        self.0.lock().1 = fail;
+    }
+}
+
+#[async_trait]
+impl Filter for Strict {
+    async fn look(&self, keys: &[&[u8]]) -> Vec<Verdict> {
+        let look = |key: &&[u8]| match self.knows(std::str::from_utf8(key).unwrap()) {
+            true => Verdict::Maybe,
+            false => Verdict::Absent,
+        };
+        keys.iter().map(look).collect()
+    }
+
+    async fn insert(&self, keys: &[&[u8]]) -> Result<(), FilterError> {
+        let mut inside = self.0.lock();
+        if inside.1 {
+            return Err(FilterError::Store("told to fail".into()));
+        }
+        inside.0.extend(keys.iter().map(|key| String::from_utf8_lossy(key).into_owned()));
+        Ok(())
+    }
+
+    async fn begin(&self, _: Shape) -> Result<Box<dyn Build>, FilterError> {
+        Err(FilterError::Size("none"))
+    }
+}
+
+#[tokio::test]
+async fn a_key_is_in_the_filter_before_anybody_is_told_that_it_was_written() {
+    let filter = Strict::default();
+    let builder = Cache::builder(Memory::new()).filter(filter.clone()).namespace("new");
+    let builder = builder.timeout(Duration::from_millis(200));
+    let cache = builder.build(async |key: u32| Ok::<_, Error>(Loaded::found(key))).unwrap();
+    assert!(cache.get(&1).await.unwrap().is_none());
+    // Before the commit.
+    let write = cache.intend(&[1]).await.unwrap();
+    assert!(filter.knows("1"), "without the namespace");
+    assert_eq!(cache.get(&1).await.unwrap().as_deref(), Some(&1));
+    write.settle(None).await.unwrap();
+    // And by an invalidation.
+    assert!(cache.get(&2).await.unwrap().is_none());
+    cache.invalidate(&[2]).await.unwrap();
+    assert_eq!(cache.get(&2).await.unwrap().as_deref(), Some(&2));
+    // Where it cannot be done the writer hears of it.
+    filter.fail(true);
+    assert!(matches!(cache.intend(&[3]).await, Err(Error::Store { .. })));
+    assert_eq!(cache.stats().store_errors, 1);
+    cache.invalidate(&[2]).await.expect_err("not inserted");
+    assert_eq!(cache.stats().invalidations, 1, "counted when all is done");
+    let loads = cache.stats().loads;
+    cache.get(&2).await.unwrap();
+    assert_eq!(cache.stats().loads, loads + 1, "it was invalidated nevertheless");
+    filter.fail(false);
+    cache.invalidate(&[3]).await.unwrap();
+    assert_eq!(cache.get(&3).await.unwrap().as_deref(), Some(&3));
+}
+
+#[tokio::test]
+async fn a_key_that_is_refused_at_the_door_asks_nobody() {
+    let (filter, store) = (Strict::default(), crate::broken::Breaking::default());
+    let builder = Cache::builder(store.clone()).filter(filter);
+    let positive = |key: &str| match key.starts_with('-') {
+        true => Err("below zero".to_owned()),
+        false => Ok(()),
+    };
+    let cache =
+        builder.validate(positive).build(async |key: i32| Ok::<_, Error>(Loaded::found(key)));
+    let cache = cache.unwrap();
+    let refused = cache.get(&-1).await;
+    assert!(matches!(&refused, Err(Error::InvalidKey(why)) if why == "below zero"), "{refused:?}");
+    assert!(matches!(cache.get_many(&[1, -1]).await, Err(Error::InvalidKey(_))));
+    assert!(matches!(cache.invalidate(&[-1]).await, Err(Error::InvalidKey(_))));
+    assert!(matches!(cache.intend(&[-1]).await, Err(Error::InvalidKey(_))));
+    assert_eq!((store.looks(), store.others()), (0, 0));
+    cache.get(&1).await.unwrap();
+    assert_eq!(store.looks(), 1);
+}
+
+#[tokio::test]
+async fn a_cache_without_a_filter_cannot_load_one() {
+    let cache = Cache::builder(Memory::new())
+        .build(async |key: u32| Ok::<_, Error>(Loaded::found(key)))
+        .unwrap();
+    let nothing = || stream::iter(Vec::<Result<u32, Error>>::new());
+    let refused = cache.load_filter(plan(10), nothing, |_| {}).await;
+    assert!(matches!(refused, Err(FilterError::Size(_))), "{refused:?}");
+    let filter = LocalFilter::new();
+    let keys = || stream::iter([Ok::<_, Error>("1")]);
+    rebuild(&filter, plan(10), keys, |_| {}).await.unwrap();
+}
