@@ -40,6 +40,7 @@ scripts! {
     FILL = lua!("fill.lua");
     DONE = lua!("done.lua");
     DUE = lua!("due.lua");
+    PUT = lua!("put.lua");
     GIVE_UP = lua!("give_up.lua");
     INVALIDATE = lua!("invalidate_one.lua"), lua!("invalidate.lua");
     INTEND = lua!("intend.lua");
@@ -284,9 +285,7 @@ impl Store for Redis {
 
     async fn put(&self, key: &str, value: &Value, ttl: Duration) -> Result<()> {
         let entry = Entry::Value(Value { lease: Lease::NONE, ..value.clone() }).encode();
-        let (key, mut set) = (self.key(key), redis::cmd("SET"));
-        set.arg(&key).arg(entry).arg("PX").arg(millis(ttl));
-        self.servers.query(&key, &set).await.map_err(failed)
+        self.run(&PUT, &[&self.key(key)], &[&entry, &text(millis(ttl))]).await.map(|_| ())
     }
 
     async fn give_up(&self, key: &str, ticket: Ticket) -> Result<()> {
