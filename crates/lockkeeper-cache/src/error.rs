@@ -25,6 +25,10 @@ pub enum Error {
     #[error("a key cannot be used: {0}")]
     InvalidKey(String),
 
+    /// The value cannot be stored. Nothing was changed.
+    #[error("a value cannot be stored: {0}")]
+    InvalidValue(String),
+
     /// The loader failed. Others may load at once.
     #[error("the loader failed")]
     Load(#[source] SharedError),
@@ -34,8 +38,8 @@ pub enum Error {
     Panicked(String),
 
     /// The database is to be spared: too many loads are under way or began of late, many have failed, or the store is
-    /// down and [`Down`](crate::Down) says so.
-    #[error("not loaded, to spare the database: try again in {retry_after:?}")]
+    /// down and [`Down`](crate::Down) says so; or too many changes wait for it.
+    #[error("refused, to spare the database: try again in {retry_after:?}")]
     Busy {
         /// When to try again.
         retry_after: Duration,
@@ -69,7 +73,7 @@ pub enum Error {
         /// The version that the key has now; 0 where none is known.
         version: u64,
         /// What went wrong.
-        source: Box<Error>,
+        source: Box<Self>,
     },
 
     /// The lock of the key was not to be had, or was lost.
@@ -91,7 +95,7 @@ pub enum Error {
 impl Error {
     /// Whether the same call may succeed later without anybody changing anything.
     pub fn is_transient(&self) -> bool {
-        !matches!(self, Self::Config(_) | Self::InvalidKey(_))
+        !matches!(self, Self::Config(_) | Self::InvalidKey(_) | Self::InvalidValue(_))
     }
 }
 

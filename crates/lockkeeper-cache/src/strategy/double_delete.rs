@@ -130,7 +130,11 @@ async fn delete_due<K, V>(
     inner: &Inner<K, V>,
     deletes: &dyn Deletes,
     queue: &str,
-) -> store::Result<Option<Duration>> {
+) -> store::Result<Option<Duration>>
+where
+    K: Send + Sync,
+    V: Send + Sync,
+{
     loop {
         let due = deletes.due(queue, BATCH).await?;
         if due.deletes.is_empty() {

@@ -40,6 +40,7 @@
 
 use std::fmt::Display;
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use lockkeeper::{Guard, Locks};
@@ -61,8 +62,7 @@ impl WriteThrough {
         Ok(Self { locks: locked::given(locks, Strategy::WriteThrough)? })
     }
 
-    async fn lock<K, V>(&self, base: &Base<K, V>, name: &str) -> lockkeeper::Result<Guard> {
-        let time = base.inner().settings.timeout;
+    async fn lock(&self, name: &str, time: Duration) -> lockkeeper::Result<Guard> {
         self.locks.mutex(lock_name(name)).lock_timeout(time).await
     }
 }
@@ -92,7 +92,7 @@ where
             if let Some(read) = base.inner().plain_get(name).await {
                 return Ok(read);
             }
-            match self.lock(base, name).await {
+            match self.lock(name, base.inner().settings.timeout).await {
                 Ok(guard) => locked::read(base, key, name, &guard).await,
                 Err(error) => locked::without(base, key, error).await,
             }
@@ -107,7 +107,8 @@ where
         name: &str,
         commit: Commit<'_, V>,
     ) -> Result<Written> {
-        let clean = Clean::new(base, key, self.lock(base, name).await.map_err(refused)?);
+        let time = base.inner().settings.timeout;
+        let clean = Clean::new(base, key, self.lock(name, time).await.map_err(refused)?);
         let made = base.inner().store.now();
         let committed = commit
             .await
