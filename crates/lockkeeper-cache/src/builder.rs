@@ -43,7 +43,7 @@ pub(crate) struct Settings {
 pub struct Builder {
     store: Arc<dyn Store>,
     pub(crate) guards: Guards,
-    settings: Settings,
+    pub(crate) settings: Settings,
     pub(crate) options: strategy::Options,
 }
 

@@ -1,5 +1,6 @@
 //! Where entries are kept: the contract of a store.
 
+mod changes;
 mod deletes;
 mod grouped;
 mod memory;
@@ -11,6 +12,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
+pub use self::changes::{Change, Changes, PENDING};
 pub use self::deletes::{Delete, Deletes, Due};
 pub use self::grouped::Grouped;
 pub use self::memory::Memory;
@@ -63,6 +65,11 @@ pub trait Store: Debug + Send + Sync {
     /// See [`settle`](crate::entry::settle). All keys in one round trip; not as a whole. [`Settled::Held`] if that
     /// is so for all.
     async fn settle(&self, keys: &[&str], writer: Ticket, how: Invalidation) -> Result<Settled>;
+
+    /// Where it keeps changes that the database is to get later, if it does: only a store that outlives the process.
+    fn changes(&self) -> Option<&dyn Changes> {
+        None
+    }
 
     /// Where it keeps deletes that are to come later, if it does.
     fn deletes(&self) -> Option<&dyn Deletes> {

@@ -10,6 +10,7 @@
 //! | [`double-delete`](double_delete) | stale until the second delete | until the value ends, after slow readers | 1 | 2, and 2 behind it |
 //! | [`write-through`](write_through) | never stale, if no lock is lost | no, if no lock is lost | 1 | 1, and a lock |
 //! | [`read-write-lock`](read_write_lock) | never stale, if no lock is lost | no, if no lock is lost | 1, and a lock | 1, and a lock |
+//! | [`write-behind`](write_behind) | never stale; the database is behind | no, if Redis loses nothing | 1 | 1, instead of the commit |
 //! | [`ttl-only`](ttl_only) | stale | until the value ends | 1 | 0 |
 //! | [`bypass`] | never stale | no | a load | 0 |
 //!
@@ -28,6 +29,7 @@ pub mod strong;
 mod table;
 pub mod ttl_only;
 pub mod update_then_delete;
+pub mod write_behind;
 pub mod write_through;
 
 use std::fmt;
@@ -66,7 +68,7 @@ pub enum Strategy {
     WriteThrough,
     /// Reads under the shared lock, writes under the exclusive one: [`read_write_lock`].
     ReadWriteLock,
-    /// The cache first, the database later.
+    /// The cache first, the database later: [`write_behind`].
     WriteBehind,
     /// Values end, and nothing else: [`ttl_only`].
     TtlOnly,

@@ -1,5 +1,6 @@
 //! Entries at a Redis server, at the master that sentinels name, or in a cluster.
 
+mod changes;
 mod deletes;
 mod list;
 
@@ -15,7 +16,7 @@ use lockkeeper::backend::redis::keyspace::Keyspace;
 use lockkeeper::clock::Instant;
 use redis::{Cmd, FromRedisValue, Script, Value as Reply};
 
-use super::{Cursor, Deletes, Page, Result, Seen, Store, millis};
+use super::{Changes, Cursor, Deletes, Page, Result, Seen, Store, millis};
 use crate::entry::{Begun, Entry, Filled, Invalidation, Lease, Millis, Settled, Ticket, Value};
 use crate::error::StoreError;
 
@@ -36,6 +37,8 @@ macro_rules! scripts {
 }
 
 scripts! {
+    APPEND = lua!("append.lua");
+    APPLIED = lua!("invalidate_one.lua"), lua!("applied.lua");
     BEGIN = lua!("begin.lua");
     FILL = lua!("fill.lua");
     DONE = lua!("done.lua");
@@ -44,6 +47,8 @@ scripts! {
     GIVE_UP = lua!("give_up.lua");
     INVALIDATE = lua!("invalidate_one.lua"), lua!("invalidate.lua");
     INTEND = lua!("intend.lua");
+    LEAD = lua!("lead.lua");
+    RESIGN = lua!("resign.lua");
     SCHEDULE = lua!("schedule.lua");
     SETTLE = lua!("invalidate_one.lua"), lua!("settle.lua");
 }
@@ -308,6 +313,11 @@ impl Store for Redis {
         let replies = self.run_many(&SETTLE, keys, &arguments).await?;
         let held = replies.iter().all(|reply| matches!(reply[..], [_, Reply::Int(1)]));
         Ok(if held { Settled::Held } else { Settled::Lapsed })
+    }
+
+    fn changes(&self) -> Option<&dyn Changes> {
+        // What waits for the database must count after a fail-over, too.
+        self.warm.then_some(self as &dyn Changes)
     }
 
     fn deletes(&self) -> Option<&dyn Deletes> {

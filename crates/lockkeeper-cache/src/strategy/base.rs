@@ -54,6 +54,16 @@ where
         });
         self.write(base, key, name, commit).await
     }
+
+    /// Waits until the database has all that was written before.
+    async fn flush(&self, _base: &Base<K, V>) -> Result<()> {
+        Ok(())
+    }
+
+    /// How many changes wait for the database.
+    async fn pending(&self, _base: &Base<K, V>) -> Result<usize> {
+        Ok(0)
+    }
 }
 
 impl<K, V> Base<K, V> {

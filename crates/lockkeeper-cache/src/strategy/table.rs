@@ -20,11 +20,12 @@ use super::read_write_lock::ReadWriteLock;
 use super::strong::Strong;
 use super::ttl_only::TtlOnly;
 use super::update_then_delete::UpdateThenDelete;
+use super::write_behind::{self, WriteBehind};
 use super::write_through::WriteThrough;
 use crate::builder::Builder;
 use crate::cache::{Cache, Read};
 use crate::database::Database;
-use crate::error::{BoxError, Error, Result};
+use crate::error::{BoxError, Result};
 use crate::loader::Loaded;
 
 /// What only some strategies need.
@@ -32,11 +33,12 @@ use crate::loader::Loaded;
 pub(crate) struct Options {
     pub(crate) locks: Option<Locks>,
     pub(crate) second_delete: Duration,
+    pub(crate) behind: usize,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { locks: None, second_delete: Duration::from_secs(1) }
+        Self { locks: None, second_delete: Duration::from_secs(1), behind: 10_000 }
     }
 }
 
@@ -96,11 +98,11 @@ pub struct Written {
 impl Builder {
     /// Makes a table that is read and written by this strategy, with values as JSON.
     ///
-    /// The text of a key must make the same key again: write-behind reads it back.
+    /// The text of a key must make the same key again: [write-behind](super::write_behind) reads it back.
     ///
     /// # Errors
     ///
-    /// [`Error::Config`] for what [`build`](Self::build) refuses, and when the strategy needs something that is not there.
+    /// [`Error::Config`](crate::Error::Config) for what [`build`](Self::build) refuses, and when the strategy needs something that is not there.
     pub fn table<K, V>(
         mut self,
         strategy: Strategy,
@@ -111,6 +113,9 @@ impl Builder {
         V: Serialize + DeserializeOwned + Send + Sync + 'static,
     {
         let options = std::mem::take(&mut self.options);
+        if strategy == Strategy::WriteBehind {
+            self.settings.namespace = write_behind::tagged(&self.settings.namespace)?;
+        }
         let database: Arc<dyn Database<K, V>> = Arc::new(database);
         let cache = self.build(Source(Arc::clone(&database)))?;
         let base = Base { cache, database };
@@ -128,6 +133,13 @@ impl Builder {
     /// Default 1 s.
     pub fn second_delete(mut self, after: Duration) -> Self {
         self.options.second_delete = after;
+        self
+    }
+
+    /// How many changes may wait for the database in [write-behind](super::write_behind); writers that come then are told
+    /// [`Error::Busy`](crate::Error::Busy). Default 10,000.
+    pub fn behind(mut self, most: usize) -> Self {
+        self.options.behind = most;
         self
     }
 }
@@ -150,9 +162,9 @@ where
         Strategy::DoubleDelete => Box::new(DoubleDelete::new(base, options.second_delete)?),
         Strategy::WriteThrough => Box::new(WriteThrough::new(options.locks)?),
         Strategy::ReadWriteLock => Box::new(ReadWriteLock::new(options.locks)?),
+        Strategy::WriteBehind => Box::new(WriteBehind::new(base, options.locks, options.behind)?),
         Strategy::TtlOnly => Box::new(TtlOnly),
         Strategy::Bypass => Box::new(Bypass),
-        other => return Err(Error::Config(format!("{other} is not there yet"))),
     })
 }
 
@@ -165,7 +177,7 @@ where
     ///
     /// # Errors
     ///
-    /// As for [`Cache::read`]; and [`Error::Lock`] where reads take a lock.
+    /// As for [`Cache::read`]; and [`Error::Lock`](crate::Error::Lock) where reads take a lock.
     pub async fn read(&self, key: &K) -> Result<Read<V>> {
         let Shared { base, protocol, .. } = &*self.shared;
         let name = base.inner().name(key)?;
@@ -176,8 +188,8 @@ where
     ///
     /// # Errors
     ///
-    /// - [`Error::Commit`]: the database failed. It is not known whether the value was changed.
-    /// - [`Error::Committed`]: it was changed, but what the strategy promises of the cache does not hold.
+    /// - [`Error::Commit`](crate::Error::Commit): the database failed. It is not known whether the value was changed.
+    /// - [`Error::Committed`](crate::Error::Committed): it was changed, but what the strategy promises of the cache does not hold.
     /// - Any other: nothing was changed.
     ///
     /// # Cancel safety
@@ -195,7 +207,7 @@ where
     ///
     /// # Errors
     ///
-    /// As for [`write`](Self::write); [`Error::Config`] for write-behind, which commits later.
+    /// As for [`write`](Self::write); [`Error::Config`](crate::Error::Config) for write-behind, which commits later.
     pub async fn write_with(
         &self,
         key: &K,
@@ -204,6 +216,25 @@ where
         let Shared { base, protocol, .. } = &*self.shared;
         let name = base.inner().name(key)?;
         protocol.write(base, key, &name, Box::pin(commit)).await
+    }
+
+    /// Waits until the database has all that was written before by anybody. Only [write-behind](super::write_behind) makes
+    /// it wait, and for as long as the database fails. Cancel safe.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Store`](crate::Error::Store).
+    pub async fn flush(&self) -> Result<()> {
+        self.shared.protocol.flush(&self.shared.base).await
+    }
+
+    /// How many changes wait for the database; none but for [write-behind](super::write_behind).
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Store`](crate::Error::Store).
+    pub async fn pending(&self) -> Result<usize> {
+        self.shared.protocol.pending(&self.shared.base).await
     }
 
     /// Its cache, for what is not a matter of the strategy: statistics, and reads that ask for more.

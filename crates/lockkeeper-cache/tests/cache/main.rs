@@ -15,3 +15,4 @@ mod restored;
 mod stores;
 mod tables;
 mod transactions;
+mod write_behind;

@@ -1,0 +1,216 @@
+//! Who writes the changes to the database.
+
+use std::panic::AssertUnwindSafe;
+use std::str::FromStr;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use futures_util::stream::{self, StreamExt};
+use indexmap::IndexMap;
+use lockkeeper::Mutex;
+use lockkeeper::clock::Instant;
+use tokio::sync::Notify;
+use tokio::time::sleep;
+
+use super::LOOK;
+use crate::cache::Inner;
+use crate::database::Database;
+use crate::entry::Ticket;
+use crate::error::BoxError;
+use crate::store::{Change, Changes};
+
+/// So many are taken from the log at a time.
+const BATCH: usize = 100;
+
+/// So many keys are written at a time.
+const KEYS: usize = 8;
+
+/// Between two attempts after a failure: at first, and at most.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(5));
+
+/// Applies the changes of one table, when it is its turn.
+pub(super) struct Applier<K, V> {
+    pub(super) cache: Weak<Inner<K, V>>,
+    pub(super) database: Arc<dyn Database<K, V>>,
+    pub(super) log: Arc<str>,
+    pub(super) wake: Arc<Notify>,
+    pub(super) lock: Option<Mutex>,
+}
+
+/// What came of a look at the log.
+enum Step {
+    /// There was nothing to do.
+    Nothing,
+    Applied,
+    /// To be tried again.
+    Failed,
+    /// This program cannot do it; perhaps another one can.
+    Foreign,
+}
+
+impl<K, V> Applier<K, V>
+where
+    K: FromStr + Clone + Send + Sync + 'static,
+    V: Send + Sync + 'static,
+{
+    /// For as long as there is a cache.
+    pub(super) async fn run(self) {
+        let mut pause = PAUSES.0;
+        while self.cache.strong_count() > 0 {
+            match &self.lock {
+                Some(lock) => match lock.lock_timeout(PAUSES.1).await {
+                    // Whose lock is lost stops where it stands.
+                    Ok(guard) => drop(guard.protect(self.lead(&mut pause)).await),
+                    Err(lockkeeper::Error::Timeout { .. }) => continue,
+                    Err(error) => tracing::warn!(%error, "the lock of those who write behind"),
+                },
+                None => self.lead_by_lease(&mut pause).await,
+            }
+            sleep(pause).await;
+        }
+    }
+
+    async fn lead_by_lease(&self, pause: &mut Duration) {
+        let (ticket, begun) = (Ticket::new(), Instant::now());
+        let Some((true, time)) = self.renew(ticket).await else { return };
+        let kept = async {
+            let mut last = begun;
+            while Instant::now().since(last) < time * 2 / 3 {
+                sleep(time / 6).await;
+                let begun = Instant::now();
+                match self.renew(ticket).await {
+                    Some((true, _)) => last = begun,
+                    Some((false, _)) => return,
+                    None => {}
+                }
+            }
+        };
+        tokio::select! {
+            () = kept => tracing::warn!("the lease of those who write behind is lost"),
+            () = self.lead(pause) => {}
+        }
+        if let Some(inner) = self.cache.upgrade()
+            && let Some(changes) = inner.store.changes()
+        {
+            // Else it ends by itself.
+            let _ = changes.resign(&self.log, ticket).await;
+        }
+    }
+
+    /// Takes the lease or keeps it: whether it is ours, and for how long. Nothing when nobody knows.
+    async fn renew(&self, ticket: Ticket) -> Option<(bool, Duration)> {
+        let inner = self.cache.upgrade()?;
+        let time = inner.settings.lease;
+        match inner.store.changes()?.lead(&self.log, ticket, time).await {
+            Ok(ours) => Some((ours, time)),
+            Err(error) => {
+                inner.store_failed("the lease of those who write behind", &error);
+                None
+            }
+        }
+    }
+
+    /// Applies, until there is no cache any more or another program has to.
+    async fn lead(&self, pause: &mut Duration) {
+        loop {
+            let step = {
+                let Some(inner) = self.cache.upgrade() else { return };
+                let Some(changes) = inner.store.changes() else { return };
+                self.step(&inner, changes).await
+            };
+            match step {
+                Step::Applied => *pause = PAUSES.0,
+                Step::Nothing => {
+                    *pause = PAUSES.0;
+                    tokio::select! {
+                        () = sleep(LOOK) => {}
+                        () = self.wake.notified() => {}
+                    }
+                }
+                Step::Failed => {
+                    sleep(*pause).await;
+                    *pause = (*pause * 2).min(PAUSES.1);
+                }
+                Step::Foreign => {
+                    *pause = (*pause * 2).min(PAUSES.1);
+                    return;
+                }
+            }
+        }
+    }
+
+    /// The first changes that are left: those of a key one after the other, several keys at a time.
+    async fn step(&self, inner: &Inner<K, V>, changes: &dyn Changes) -> Step {
+        let first = match changes.first(&self.log, BATCH).await {
+            Ok(first) if first.is_empty() => return Step::Nothing,
+            Ok(first) => first,
+            Err(error) => {
+                inner.store_failed("looking for changes", &error);
+                return Step::Failed;
+            }
+        };
+        let mut keys: IndexMap<String, Vec<Change>> = IndexMap::new();
+        for change in first {
+            keys.entry(change.key.clone()).or_default().push(change);
+        }
+        let applied = stream::iter(keys.into_values()).map(async |of_one_key| {
+            for change in &of_one_key {
+                match self.apply(inner, changes, change).await {
+                    Step::Applied => {}
+                    other => return other,
+                }
+            }
+            Step::Applied
+        });
+        let steps: Vec<Step> = applied.buffer_unordered(KEYS).collect().await;
+        let worst = steps.into_iter().max_by_key(|step| match step {
+            Step::Nothing | Step::Applied => 0,
+            Step::Failed => 1,
+            Step::Foreign => 2,
+        });
+        worst.unwrap_or(Step::Nothing)
+    }
+
+    async fn apply(&self, inner: &Inner<K, V>, changes: &dyn Changes, change: &Change) -> Step {
+        let Some((key, value)) = self.read(inner, change) else {
+            let (order, key) = (change.order, &change.key);
+            tracing::error!(%order, key, "a change cannot be read by this program: it waits for another");
+            return Step::Foreign;
+        };
+        let ttl = if value.is_some() { inner.settings.ttl } else { inner.settings.null_ttl };
+        let version = match self.store(&key, value.as_ref(), change).await {
+            Ok(version) => version,
+            Err(error) => {
+                tracing::warn!(%error, "a change was not written to the database, and is tried again");
+                return Step::Failed;
+            }
+        };
+        match changes.applied(&self.log, change, version, ttl).await {
+            Ok(()) => Step::Applied,
+            Err(error) => {
+                // It is done again, which changes nothing.
+                inner.store_failed("a change that was written", &error);
+                Step::Failed
+            }
+        }
+    }
+
+    /// A panic there is a failure as well.
+    async fn store(&self, key: &K, value: Option<&V>, change: &Change) -> Result<u64, BoxError> {
+        let storing = self.database.store(key, value, Some(change.order));
+        let stored = AssertUnwindSafe(storing).catch_unwind().await;
+        stored.unwrap_or_else(|_| Err("it panicked".into()))
+    }
+
+    /// The key and the value of a change, if they are of this program.
+    fn read(&self, inner: &Inner<K, V>, change: &Change) -> Option<(K, Option<V>)> {
+        let text = change.key.strip_prefix(&inner.settings.namespace)?.strip_prefix(':')?;
+        let value = change.value.as_ref()?;
+        if value.schema != inner.settings.schema {
+            return None;
+        }
+        let decoded = value.payload.as_deref().map(|bytes| inner.codec.decode(bytes)).transpose();
+        Some((text.parse().ok()?, decoded.ok()?))
+    }
+}
