@@ -10,6 +10,7 @@ use tokio::sync::Semaphore;
 
 use crate::cache::{Cache, Inner};
 use crate::codec::{Codec, Json};
+use crate::debt::{self, Debt};
 use crate::error::{Error, Result};
 use crate::flight::Flights;
 use crate::guard::Guards;
@@ -187,8 +188,8 @@ impl Builder {
         check(&settings)?;
         let (loader, codec) = (Box::new(loader), Box::new(codec));
         let (loads, flights) = (Semaphore::new(settings.max_loads), Flights::new());
-        let stats = Counters::default();
-        let inner = Inner { store, loader, codec, guards, loads, flights, settings, stats };
+        let (stats, debt) = (Counters::default(), Debt::new(debt::MOST));
+        let inner = Inner { store, loader, codec, guards, loads, flights, debt, settings, stats };
         Ok(Cache::new(inner))
     }
 }

@@ -11,6 +11,7 @@ use tokio::time::{sleep, timeout};
 
 use crate::builder::{Builder, Settings};
 use crate::codec::Codec;
+use crate::debt::Debt;
 use crate::entry::{Entry, Invalidation, Lease, Millis, Settled, Ticket, Value};
 use crate::error::{Error, Result};
 use crate::events::Event;
@@ -54,6 +55,7 @@ pub(crate) struct Inner<K, V> {
     pub(crate) guards: Guards,
     pub(crate) loads: Semaphore,
     pub(crate) flights: Flights<Outcome<V>>,
+    pub(crate) debt: Debt,
     pub(crate) settings: Settings,
     pub(crate) stats: Counters,
 }
@@ -143,13 +145,15 @@ where
     pub async fn read(&self, key: &K, freshness: Freshness) -> Result<Read<V>> {
         let name = self.inner.name(key)?;
         let turn = self.inner.flights.turn();
+        let owed = self.inner.debt.has(&name);
         self.inner
             .in_time(async {
                 let seen = match freshness {
-                    Freshness::Latest => None,
-                    _ => self.inner.look(&name).await.ok(),
+                    Freshness::Latest => Seen::Down,
+                    _ if owed => Seen::Down,
+                    _ => self.inner.look(&name).await.unwrap_or(Seen::Down),
                 };
-                self.inner.decide(key, &name, freshness, turn, seen).await
+                self.inner.decide(key, &name, freshness, turn, (seen, owed)).await
             })
             .await
     }
@@ -164,10 +168,14 @@ where
         let names: Vec<String> =
             keys.iter().map(|key| self.inner.name(key)).collect::<Result<_>>()?;
         let turn = self.inner.flights.turn();
+        let owed: Vec<bool> = names.iter().map(|name| self.inner.debt.has(name)).collect();
         let looked = self.inner.in_time(async { Ok(self.inner.look_many(&names).await) }).await?;
         let reads = keys.iter().zip(&names).enumerate().map(|(at, (key, name))| {
-            let seen = looked.as_ref().ok().and_then(|seen| seen.get(at).cloned());
-            self.inner.in_time(self.inner.decide(key, name, Freshness::Any, turn, seen))
+            let seen = match looked.as_ref().ok().and_then(|seen| seen.get(at)) {
+                _ if owed[at] => Seen::Down,
+                seen => seen.cloned().unwrap_or(Seen::Down),
+            };
+            self.inner.in_time(self.inner.decide(key, name, Freshness::Any, turn, (seen, owed[at])))
         });
         let reads = join_all(reads).await;
         reads.into_iter().map(|read| read.map(|read| read.value)).collect()
@@ -180,8 +188,9 @@ where
     ///
     /// # Errors
     ///
-    /// [`Error::Store`] when the store cannot be reached for as long as [`timeout`](Builder::timeout) says: then old values may be
-    /// served until their time to live ends. It may be called again, or later.
+    /// [`Error::Store`] when the store cannot be reached for as long as [`timeout`](Builder::timeout) says: other processes
+    /// may serve old values until it can be. It is tried again in the background until then, as long as this cache lives;
+    /// meanwhile this process reads these keys from the database. [`debt`](Self::debt) says how many there are.
     ///
     /// # Cancel safety
     ///
@@ -223,6 +232,12 @@ where
     pub fn hot_keys(&self) -> Vec<HotKey> {
         let hot = self.inner.guards.hot.list().into_iter();
         hot.map(|(name, hits)| HotKey { key: self.inner.key_of(&name).to_owned(), hits }).collect()
+    }
+
+    /// How many keys are still to be invalidated, after the store has failed at it. More than 100,000 are not remembered;
+    /// instead the whole namespace is then invalidated, as by [`clear`](Self::clear). `None`: that is so now.
+    pub fn debt(&self) -> Option<usize> {
+        self.inner.debt.len()
     }
 
     /// What happened so far.
@@ -301,23 +316,19 @@ where
         looked.inspect_err(|error| self.store_failed("looking", error))
     }
 
-    /// A read that began then and saw this; nothing where the store was not asked or failed.
+    /// A read that began then and saw this; `owed`: the store was not asked, because an invalidation is still owed to it.
     async fn decide(
         self: &Arc<Self>,
         key: &K,
         name: &str,
         freshness: Freshness,
         turn: Turn,
-        seen: Option<Seen>,
+        (seen, owed): (Seen, bool),
     ) -> Result<Read<V>> {
         if freshness == Freshness::Latest {
             return self.bypass(key, None).await;
         }
-        let verdict = match seen {
-            Some(seen) => self.judge(name, seen, freshness),
-            None => Verdict::Get(Plan::Down, None),
-        };
-        let (plan, shown) = match verdict {
+        let (plan, shown) = match self.judge(name, seen, freshness) {
             Verdict::Take(read, refresh) => {
                 if let Some(plan) = refresh
                     && let Role::First(flight) = self.flights.join(name, turn, None)
@@ -329,7 +340,9 @@ where
             Verdict::Get(plan, shown) => (plan, shown),
         };
         self.stats.misses.add();
-        let flight = match self.flights.join(name, turn, shown) {
+        // Apart from those who asked the store: what they get may come from there.
+        let apart = owed.then(|| format!("{name}\0owed"));
+        let flight = match self.flights.join(apart.as_deref().unwrap_or(name), turn, shown) {
             Role::Joined(flight) => {
                 self.stats.joined.add();
                 flight
@@ -431,12 +444,12 @@ where
         }
     }
 
-    fn how(&self, floor: u64) -> Invalidation {
+    pub(crate) fn how(&self, floor: u64) -> Invalidation {
         let Settings { floor: remember, keep_last, .. } = self.settings;
         Invalidation { floor, floor_ms: millis(remember), keep_ms: millis(keep_last) }
     }
 
-    async fn invalidate(&self, keys: &[K], floor: u64) -> Result<()>
+    async fn invalidate(self: &Arc<Self>, keys: &[K], floor: u64) -> Result<()>
     where
         K: Display,
     {
@@ -444,13 +457,18 @@ where
         self.invalidate_names(&names, floor).await
     }
 
-    pub(crate) async fn invalidate_names(&self, names: &[String], floor: u64) -> Result<()> {
+    pub(crate) async fn invalidate_names(
+        self: &Arc<Self>,
+        names: &[String],
+        floor: u64,
+    ) -> Result<()> {
         if names.is_empty() {
             return Ok(());
         }
         let (keys, how) = (refs(names), self.how(floor));
         let announced = self.announce(names).await;
-        self.insist("an invalidation", || self.store.invalidate(&keys, how)).await?;
+        let done = self.insist("an invalidation", || self.store.invalidate(&keys, how)).await;
+        done.inspect_err(|_| self.owe(names, floor))?;
         announced?;
         names.iter().for_each(|_| self.stats.invalidations.add());
         Ok(())

@@ -28,6 +28,7 @@ pub(crate) struct Turn(u64);
 /// One that is under way.
 #[derive(Debug)]
 pub(crate) struct Flight<T> {
+    key: Box<str>,
     began: u64,
     /// Under which it loads, or has asked to.
     ticket: Mutex<Ticket>,
@@ -62,18 +63,18 @@ impl<T: Clone> Flights<T> {
         }
         let began = self.order.fetch_add(1, Ordering::SeqCst);
         let (ticket, outcome) = (Mutex::new(Ticket::NONE), watch::Sender::new(None));
-        let flight = Arc::new(Flight { began, ticket, outcome });
+        let flight = Arc::new(Flight { key: key.into(), began, ticket, outcome });
         under_way.insert(key.into(), Arc::clone(&flight));
         Role::First(flight)
     }
 
     /// It is over. Who joined it has this.
-    pub(crate) fn land(&self, key: &str, flight: &Arc<Flight<T>>, outcome: T) {
+    pub(crate) fn land(&self, flight: &Arc<Flight<T>>, outcome: T) {
         {
             let mut under_way = self.under_way.lock();
             // A later one may be in its place.
-            if under_way.get(key).is_some_and(|there| Arc::ptr_eq(there, flight)) {
-                under_way.remove(key);
+            if under_way.get(&flight.key).is_some_and(|there| Arc::ptr_eq(there, flight)) {
+                under_way.remove(&flight.key);
             }
         }
         flight.outcome.send_replace(Some(outcome));
@@ -125,9 +126,9 @@ mod tests {
         joined(flights.join("k", late, Some(ticket)));
         let second = first(flights.join("k", late, Some(Ticket::new())));
         // The first one lands, and leaves the second alone.
-        flights.land("k", &flight, 1);
+        flights.land(&flight, 1);
         let found = joined(flights.join("k", late, None));
-        flights.land("k", &second, 2);
+        flights.land(&second, 2);
         assert_eq!((flight.outcome().await, found.outcome().await), (Some(1), Some(2)));
         first(flights.join("k", early, None));
     }

@@ -60,6 +60,7 @@ mod builder;
 mod cache;
 mod codec;
 mod database;
+mod debt;
 pub mod entry;
 mod error;
 mod events;

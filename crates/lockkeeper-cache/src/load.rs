@@ -84,7 +84,7 @@ where
             if let Err(error) = &outcome {
                 inner.failed(&name, error);
             }
-            inner.flights.land(&name, &flight, outcome);
+            inner.flights.land(&flight, outcome);
         });
     }
 

@@ -1,6 +1,7 @@
 //! Many keys at once, that nobody names one by one.
 
 use std::fmt::Display;
+use std::sync::Arc;
 
 use crate::cache::{Cache, Inner};
 use crate::error::Result;
@@ -30,13 +31,14 @@ where
     ///
     /// # Errors
     ///
-    /// As for [`invalidate`](Self::invalidate); some may have been invalidated.
+    /// As for [`invalidate`](Self::invalidate), and it is tried again like that; some may have been invalidated.
     ///
     /// # Cancel safety
     ///
     /// None: a future that is dropped has invalidated some.
     pub async fn clear(&self) -> Result<u64> {
-        self.inner.clear().await
+        let cleared = self.inner.clear().await;
+        cleared.inspect_err(|_| self.inner.owe_all())
     }
 }
 
@@ -45,7 +47,7 @@ where
     K: Clone + Send + Sync + 'static,
     V: Send + Sync + 'static,
 {
-    pub(crate) async fn clear(&self) -> Result<u64> {
+    async fn clear(self: &Arc<Self>) -> Result<u64> {
         let prefix = format!("{}:", self.settings.namespace);
         let (mut from, mut count) = (Cursor::default(), 0);
         loop {

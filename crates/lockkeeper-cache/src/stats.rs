@@ -86,6 +86,12 @@ counters! {
     audit_gone,
     /// Keys that were invalidated.
     invalidations,
+    /// Keys that could not be, and are tried again.
+    debts,
+    /// Of those, how many have been invalidated since.
+    debts_paid,
+    /// Times that they were too many to remember.
+    debt_overflows,
 }
 
 /// One number of [`Stats`].

@@ -105,7 +105,9 @@ impl WriteBehind {
         let inner = base.inner();
         let config = |what: &str| Error::Config(format!("write-behind needs {what}"));
         if inner.store.changes().is_none() {
-            return Err(config("a store that outlives the process and what takes its place: Redis::connect_warm"));
+            return Err(config(
+                "a store that outlives the process and what takes its place: Redis::connect_warm",
+            ));
         }
         if most == 0 {
             return Err(config("room for at least one change"));

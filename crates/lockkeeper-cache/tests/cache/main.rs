@@ -2,6 +2,7 @@
 #![cfg(feature = "redis")]
 #![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
 
+mod debt;
 mod double_delete;
 mod faults;
 mod freshness;
