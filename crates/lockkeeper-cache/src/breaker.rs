@@ -78,7 +78,8 @@ pub enum Outcome {
 }
 
 /// What a [`Breaker`] does at present.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Phase {
     /// Everybody is admitted.
     Closed,

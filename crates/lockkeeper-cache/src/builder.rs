@@ -8,6 +8,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::sync::Semaphore;
 
+use crate::audit::Audits;
 use crate::cache::{Cache, Inner};
 use crate::codec::{Codec, Json};
 use crate::debt::{self, Debt};
@@ -188,8 +189,9 @@ impl Builder {
         check(&settings)?;
         let (loader, codec) = (Box::new(loader), Box::new(codec));
         let (loads, flights) = (Semaphore::new(settings.max_loads), Flights::new());
-        let (stats, debt) = (Counters::default(), Debt::new(debt::MOST));
-        let inner = Inner { store, loader, codec, guards, loads, flights, debt, settings, stats };
+        let (stats, debt, audits) = (Counters::default(), Debt::new(debt::MOST), Audits::default());
+        let inner =
+            Inner { store, loader, codec, guards, loads, flights, debt, settings, stats, audits };
         Ok(Cache::new(inner))
     }
 }

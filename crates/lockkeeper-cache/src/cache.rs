@@ -9,6 +9,7 @@ use lockkeeper::clock::Instant;
 use tokio::sync::Semaphore;
 use tokio::time::{sleep, timeout};
 
+use crate::audit::Audits;
 use crate::builder::{Builder, Settings};
 use crate::codec::Codec;
 use crate::debt::Debt;
@@ -58,6 +59,7 @@ pub(crate) struct Inner<K, V> {
     pub(crate) debt: Debt,
     pub(crate) settings: Settings,
     pub(crate) stats: Counters,
+    pub(crate) audits: Audits<K>,
 }
 
 /// What a read got.
@@ -330,6 +332,7 @@ where
         }
         let (plan, shown) = match self.judge(name, seen, freshness) {
             Verdict::Take(read, refresh) => {
+                self.audits.sample(key, name, read.source);
                 if let Some(plan) = refresh
                     && let Role::First(flight) = self.flights.join(name, turn, None)
                 {
@@ -449,7 +452,7 @@ where
         Invalidation { floor, floor_ms: millis(remember), keep_ms: millis(keep_last) }
     }
 
-    async fn invalidate(self: &Arc<Self>, keys: &[K], floor: u64) -> Result<()>
+    pub(crate) async fn invalidate(self: &Arc<Self>, keys: &[K], floor: u64) -> Result<()>
     where
         K: Display,
     {

@@ -38,6 +38,8 @@ pub use self::step::{
 /// Milliseconds by the clock of the store.
 pub type Millis = u64;
 
+static PROCESS: LazyLock<u64> = LazyLock::new(|| RandomState::new().hash_one(0x10ad));
+
 /// Names one load or one write. No two are alike.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Ticket([u8; 16]);
@@ -49,10 +51,14 @@ impl Ticket {
     /// A new one.
     #[expect(clippy::new_without_default, reason = "a default should be the same each time")]
     pub fn new() -> Self {
-        static PROCESS: LazyLock<u64> = LazyLock::new(|| RandomState::new().hash_one(0x10ad));
         static COUNT: AtomicU64 = AtomicU64::new(1);
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
         Self(((u128::from(*PROCESS) << 64) | u128::from(count)).to_be_bytes())
+    }
+
+    /// Whether this process made it.
+    pub fn is_ours(self) -> bool {
+        self.0.starts_with(&PROCESS.to_be_bytes())
     }
 
     /// Its 16 bytes.

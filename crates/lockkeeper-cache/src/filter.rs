@@ -64,7 +64,8 @@ pub use shape::Shape;
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 /// What a filter says of a key.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Verdict {
     /// It does not exist.
     Absent,

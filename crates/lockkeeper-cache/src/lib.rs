@@ -55,6 +55,7 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 #![doc(test(attr(deny(warnings))))]
 
+mod audit;
 pub mod breaker;
 mod builder;
 mod cache;
@@ -64,6 +65,7 @@ mod debt;
 pub mod entry;
 mod error;
 mod events;
+pub mod explain;
 pub mod filter;
 mod flight;
 mod freshness;
@@ -82,12 +84,14 @@ pub mod store;
 pub mod strategy;
 mod transaction;
 
+pub use audit::Audit;
 pub use builder::Builder;
 pub use cache::{Cache, Read, Source, Write};
 pub use codec::{Codec, Json};
 pub use database::{Database, Order};
 pub use error::{BoxError, Error, Result, SharedError, StoreError};
 pub use events::Event;
+pub use explain::Explanation;
 pub use freshness::Freshness;
 pub use guard::Down;
 pub use hot::HotKey;

@@ -33,8 +33,7 @@ async fn paid(client: &Client, left: usize) {
 async fn a_server_that_comes_back_with_old_values_loses_them_by_itself() {
     let (mut server, url) = kept().await;
     let database = Database::new();
-    let mut writer =
-        Client::new(builder(&url).await.timeout(Duration::from_millis(300)), &database);
+    let mut writer = Client::new(builder(&url).await.timeout(Duration::from_secs(1)), &database);
     let mut other = Client::new(builder(&url).await, &database);
     assert_eq!((writer.loaded().await, other.hit().await), (1, 1));
     server.kill();
@@ -105,8 +104,7 @@ async fn what_is_owed_is_read_from_the_database() {
 async fn one_that_never_succeeds_does_not_hold_up_the_others() {
     let (server, url) = kept().await;
     let database = Database::new();
-    let mut writer =
-        Client::new(builder(&url).await.timeout(Duration::from_millis(100)), &database);
+    let mut writer = Client::new(builder(&url).await.timeout(Duration::from_secs(1)), &database);
     assert_eq!(writer.loaded().await, 1);
     let raw = forbid(&server).await;
     raw.ask("LPUSH cache:5 junk").await;
@@ -123,8 +121,7 @@ async fn one_that_never_succeeds_does_not_hold_up_the_others() {
 async fn too_many_to_remember_are_all_of_them() {
     let (server, url) = kept().await;
     let database = Database::new();
-    let mut writer =
-        Client::new(builder(&url).await.timeout(Duration::from_millis(100)), &database);
+    let mut writer = Client::new(builder(&url).await.timeout(Duration::from_secs(1)), &database);
     assert_eq!(writer.loaded().await, 1);
     let raw = forbid(&server).await;
     database.commit();
@@ -144,8 +141,7 @@ async fn too_many_to_remember_are_all_of_them() {
 async fn a_clearing_that_fails_is_made_up_for() {
     let (server, url) = kept().await;
     let database = Database::new();
-    let mut writer =
-        Client::new(builder(&url).await.timeout(Duration::from_millis(100)), &database);
+    let mut writer = Client::new(builder(&url).await.timeout(Duration::from_secs(1)), &database);
     assert_eq!(writer.loaded().await, 1);
     let raw = forbid(&server).await;
     assert!(writer.cache.clear().await.is_err());

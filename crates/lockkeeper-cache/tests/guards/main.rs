@@ -2,8 +2,10 @@
 #![cfg(feature = "redis")]
 #![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
 
+mod audit;
 mod avalanche;
 mod broken;
+mod explain;
 #[path = "../cache/harness.rs"]
 #[allow(
     dead_code,
@@ -14,3 +16,5 @@ mod broken;
 mod harness;
 mod hot;
 mod penetration;
+mod processes;
+mod servers;

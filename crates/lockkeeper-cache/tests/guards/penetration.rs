@@ -147,3 +147,47 @@ async fn a_cache_without_a_filter_cannot_load_one() {
     let keys = || stream::iter([Ok::<_, Error>("1")]);
     rebuild(&filter, plan(10), keys, |_| {}).await.unwrap();
 }
+
+/// Asks for a hundred thousand keys that do not exist, with a filter of as many that do. How many loads that makes, and how
+/// many it may with an error rate of one in a hundred: more is as likely as one in a million.
+async fn unknown<F: Filter + Clone + 'static>(filter: F, requests: u32) {
+    let builder = Cache::builder(Memory::new()).filter(filter);
+    let cache = builder
+        .build(async |key: u32| Ok::<_, Error>(Loaded::from((key < 100_000).then_some(key))))
+        .unwrap();
+    let plan = Plan::new(Shape::for_keys(100_000, 0.01).unwrap()).settle(Duration::ZERO);
+    let existing = || stream::iter((0..100_000).map(Ok::<_, Error>));
+    let mut told = 0;
+    cache.load_filter(plan, existing, |progress| told = progress.keys).await.unwrap();
+    assert_eq!(told, 100_000);
+    let keys: Vec<u32> = (1_000_000..1_000_000 + requests).collect();
+    for some in keys.chunks(500) {
+        let found = cache.get_many(some).await.unwrap();
+        assert!(found.iter().all(Option::is_none));
+    }
+    let stats = cache.stats();
+    let expected = f64::from(requests) * 0.01;
+    let most = expected + 5.0 * (expected * 0.99).sqrt();
+    assert!(stats.loads as f64 <= most, "{} loads, {most} allowed", stats.loads);
+    assert_eq!(stats.loads + stats.filtered, u64::from(requests));
+    // And those that exist are all there.
+    let keys: Vec<u32> = (0..100_000).step_by(97).collect();
+    for some in keys.chunks(500) {
+        let found = cache.get_many(some).await.unwrap();
+        assert!(found.iter().zip(some).all(|(found, key)| found.as_deref() == Some(key)));
+    }
+}
+
+#[tokio::test]
+async fn unknown_keys_reach_the_database_at_the_error_rate() {
+    unknown(LocalFilter::new(), 100_000).await;
+}
+
+#[tokio::test]
+async fn unknown_keys_reach_the_database_at_the_error_rate_with_a_shared_filter() {
+    let server = testkit::server::redis(&[]).await;
+    let client = redis::Client::open(format!("redis://{}/", server.address())).unwrap();
+    let connection = client.get_multiplexed_async_connection().await.unwrap();
+    let filter = lockkeeper_cache::filter::redis::RedisFilter::new(connection, "keys").unwrap();
+    unknown(filter, 10_000).await;
+}

@@ -1,0 +1,231 @@
+//! Whether what is cached is what the database has.
+//!
+//! # How it works
+//!
+//! Some hits are picked, not more than the rate. After the delay:
+//!
+//! 1. Look at the store. No value: it is *gone*, and nothing is to be said.
+//! 2. Load from the database, through the limits of all loads.
+//! 3. If the database has something else (a larger version; without versions, other bytes), wait for the delay once
+//!    more, so that a writer who has just committed can invalidate, and look again. If it is still the same fill, it is
+//!    *stale*: nobody has invalidated it, and nobody will. It is counted, noted, and invalidated.
+
+use std::fmt::{self, Display};
+use std::num::NonZeroU32;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use futures_util::{StreamExt, stream};
+use lockkeeper::clock::Instant;
+use parking_lot::Mutex;
+use tokio::sync::mpsc;
+use tokio::task::AbortHandle;
+use tokio::time::sleep;
+
+use crate::cache::{Cache, Inner, Source};
+use crate::entry::{Entry, Value};
+use crate::events::Event;
+use crate::group::mix;
+use crate::limit::Limit;
+use crate::loader::Loaded;
+use crate::store::Seen;
+
+/// So many hits that were picked may wait for their time.
+const PENDING: usize = 1024;
+
+/// One of so many hits is picked, when the rate lets.
+const APART: u64 = 32;
+
+/// Where hits go to be audited.
+pub(crate) struct Audits<K> {
+    /// Every hit looks at this, and only at this where nobody audits.
+    on: AtomicBool,
+    running: Mutex<Option<Running<K>>>,
+}
+
+struct Running<K> {
+    limit: Limit,
+    /// So many hits go by before one is picked: reads come in rounds, and the first of a round is always the same.
+    wait: Option<u64>,
+    count: u64,
+    picked: mpsc::Sender<Picked<K>>,
+}
+
+struct Picked<K> {
+    key: K,
+    name: String,
+    at: Instant,
+}
+
+impl<K> Default for Audits<K> {
+    fn default() -> Self {
+        Self { on: AtomicBool::new(false), running: Mutex::new(None) }
+    }
+}
+
+impl<K: Clone> Audits<K> {
+    /// Picks a hit, perhaps.
+    pub(crate) fn sample(&self, key: &K, name: &str, source: Source) {
+        if !self.on.load(Ordering::Relaxed) || source != Source::Hit {
+            return;
+        }
+        let mut running = self.running.lock();
+        if let Some(running) = &mut *running
+            && running.picks()
+        {
+            let picked = Picked { key: key.clone(), name: name.to_owned(), at: Instant::now() };
+            // Where it is full, others are audited later.
+            let _ = running.picked.try_send(picked);
+        }
+    }
+}
+
+impl<K> Running<K> {
+    /// Whether this hit is the one.
+    fn picks(&mut self) -> bool {
+        match self.wait {
+            None if self.limit.check().is_ok() => {
+                self.count += 1;
+                self.wait = Some(mix(self.count) % APART);
+            }
+            None => return false,
+            Some(_) => {}
+        }
+        self.wait = self.wait.and_then(|wait| wait.checked_sub(1));
+        self.wait.is_none()
+    }
+}
+
+/// An audit that goes on until this is dropped; from [`Cache::audit`].
+#[must_use = "it ends when it is dropped"]
+pub struct Audit {
+    task: AbortHandle,
+    off: Box<dyn Fn() + Send + Sync>,
+}
+
+impl Drop for Audit {
+    fn drop(&mut self) {
+        (self.off)();
+        self.task.abort();
+    }
+}
+
+impl fmt::Debug for Audit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Audit").finish_non_exhaustive()
+    }
+}
+
+impl<K, V> Cache<K, V>
+where
+    K: Clone + Display + Send + Sync + 'static,
+    V: Send + Sync + 'static,
+{
+    /// Compares some of the hits with the database, for as long as what it returns is kept: up to `rate` a second, each
+    /// after the `delay`. It counts in [`Stats`](crate::Stats): `audited`, `audit_stale`, `audit_gone`. What is stale is
+    /// invalidated.
+    ///
+    /// # What it promises
+    ///
+    /// A value that is counted as stale was: the database had something else for longer than the delay, and nobody
+    /// had invalidated the value. Nothing is counted because of a write that is under way, as long as writes take less
+    /// than the delay from the commit to the end of the invalidation.
+    ///
+    /// # When it breaks
+    ///
+    /// Values without versions whose encoding differs from time to time (a `HashMap`) look stale. A loader that reads a
+    /// replica which lags by more than the delay hides what is stale, or makes it up.
+    ///
+    /// # Cost
+    ///
+    /// A load for each that is compared, within the limits of all loads, and two or three looks at the store. A
+    /// second audit takes the place of the first.
+    ///
+    /// # Panics
+    ///
+    /// Outside a tokio runtime.
+    pub fn audit(&self, rate: NonZeroU32, delay: Duration) -> Audit {
+        let inner = Arc::clone(self.inner());
+        let (picked, receiver) = mpsc::channel(PENDING);
+        let limit = Limit::per_second(rate).burst(NonZeroU32::MIN);
+        let token = picked.downgrade();
+        *inner.audits.running.lock() = Some(Running { limit, wait: None, count: 0, picked });
+        inner.audits.on.store(true, Ordering::Relaxed);
+        let auditor = Arc::clone(&inner);
+        let task = tokio::spawn(async move {
+            let picked = stream::unfold(receiver, async |mut picked| {
+                picked.recv().await.map(|next| (next, picked))
+            });
+            picked.for_each_concurrent(PENDING, |next| auditor.audit_one(next, delay)).await;
+        });
+        let off = Box::new(move || {
+            let mut running = inner.audits.running.lock();
+            // Another may have taken its place.
+            let ours = token.upgrade().is_some_and(|ours| {
+                running.as_ref().is_some_and(|running| running.picked.same_channel(&ours))
+            });
+            if ours {
+                inner.audits.on.store(false, Ordering::Relaxed);
+                *running = None;
+            }
+        });
+        Audit { task: task.abort_handle(), off }
+    }
+}
+
+impl<K, V> Inner<K, V>
+where
+    K: Clone + Display + Send + Sync + 'static,
+    V: Send + Sync + 'static,
+{
+    async fn audit_one(self: &Arc<Self>, Picked { key, name, at }: Picked<K>, delay: Duration) {
+        sleep(delay.saturating_sub(Instant::now().since(at))).await;
+        let Some(cached) = self.cached(&name).await else { return self.stats.audit_gone.add() };
+        // Refused or failed: another time.
+        let Ok(Ok(loaded)) =
+            tokio::time::timeout(self.settings.timeout, self.load(&key, None)).await
+        else {
+            return;
+        };
+        self.stats.audited.add();
+        if !self.differs(&cached, &loaded) {
+            return;
+        }
+        sleep(delay).await;
+        if self.cached(&name).await.is_none_or(|now| now.fill != cached.fill) {
+            return;
+        }
+        self.stats.audit_stale.add();
+        self.note(&name, Event::AuditStale);
+        tracing::warn!(
+            key = %name.escape_debug(), cached = cached.version, database = loaded.version,
+            "a stale value was cached, and is invalidated"
+        );
+        // If it fails it will be found again.
+        let _ = self.invalidate(&[key], loaded.version).await;
+    }
+
+    async fn cached(&self, name: &str) -> Option<Value> {
+        match self.look(name).await {
+            Ok(Seen::Entry(Entry::Value(value))) if value.schema == self.settings.schema => {
+                Some(value)
+            }
+            _ => None,
+        }
+    }
+
+    /// Whether the database has something newer than that.
+    fn differs(&self, cached: &Value, loaded: &Loaded<V>) -> bool {
+        if cached.version != 0 && loaded.version != 0 {
+            return loaded.version > cached.version;
+        }
+        match (&loaded.value, &cached.payload) {
+            (None, None) => false,
+            (Some(_), None) | (None, Some(_)) => true,
+            (Some(value), Some(cached)) => {
+                self.codec.encode(value).is_ok_and(|bytes| bytes[..] != cached[..])
+            }
+        }
+    }
+}

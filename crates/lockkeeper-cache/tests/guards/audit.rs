@@ -1,0 +1,111 @@
+//! What the audit counts, and what it does not.
+
+use std::num::NonZeroU32;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use lockkeeper_cache::{Cache, Error, Event, Loaded, Memory, Stats};
+use testkit::random::Random;
+use testkit::wait::eventually;
+
+const OFTEN: NonZeroU32 = NonZeroU32::new(1000).unwrap();
+
+/// Ten numbers, each with its version or not.
+#[derive(Clone, Default)]
+struct Rows(Arc<[AtomicU64; 10]>);
+
+impl Rows {
+    fn row(&self, key: usize) -> &AtomicU64 {
+        &self.0[key]
+    }
+
+    fn cache(&self, versions: bool) -> Cache<usize, u64> {
+        let rows = self.clone();
+        let loader = move |key: usize| {
+            let value = rows.row(key).load(Ordering::SeqCst);
+            let version = if versions { value + 1 } else { 0 };
+            async move { Ok::<_, Error>(Loaded::found(value).version(version)) }
+        };
+        Cache::builder(Memory::new()).build(loader).unwrap()
+    }
+}
+
+/// Reads until that holds.
+async fn read_until(
+    cache: &Cache<usize, u64>,
+    what: &str,
+    holds: impl Fn(Stats) -> bool + Send + Sync,
+) {
+    eventually(what, async || {
+        for key in (0..10).cycle().take(200) {
+            cache.get(&key).await.unwrap();
+        }
+        holds(cache.stats())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn what_was_changed_behind_its_back_is_counted_and_mended() {
+    for versions in [false, true] {
+        let rows = Rows::default();
+        let cache = rows.cache(versions);
+        let audit = cache.audit(OFTEN, Duration::from_millis(10));
+        read_until(&cache, "some are audited", |stats| stats.audited > 20).await;
+        assert_eq!(cache.stats().audit_stale, 0);
+        // Nobody says that it was.
+        rows.row(3).store(7, Ordering::SeqCst);
+        read_until(&cache, "it is found", |stats| stats.audit_stale > 0).await;
+        assert_eq!(cache.get(&3).await.unwrap().as_deref(), Some(&7), "and mended");
+        let events = cache.explain(&3).await.unwrap().events;
+        assert!(events.iter().any(|past| past.event == Event::AuditStale), "{events:?}");
+        drop(audit);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_is_counted_while_everybody_invalidates() {
+    let rows = Rows::default();
+    let cache = rows.cache(true);
+    // From a commit to its invalidation is far less than this.
+    let audit = cache.audit(OFTEN, Duration::from_secs(1));
+    let mut random = Random::seeded();
+    let writers = (0..4).map(|_| {
+        let (rows, cache, mut random) = (rows.clone(), cache.clone(), random.fork());
+        tokio::spawn(async move {
+            loop {
+                let key = usize::try_from(random.below(10)).unwrap();
+                rows.row(key).fetch_add(1, Ordering::SeqCst);
+                cache.invalidate(&[key]).await.unwrap();
+                tokio::time::sleep(random.duration(Duration::from_millis(300))).await;
+            }
+        })
+    });
+    let writers: Vec<_> = writers.collect();
+    read_until(&cache, "many are audited", |stats| stats.audited > 300).await;
+    writers.iter().for_each(|writer| writer.abort());
+    let stats = cache.stats();
+    assert_eq!(stats.audit_stale, 0, "{stats:?}");
+    assert!(stats.invalidations > 5);
+    drop(audit);
+}
+
+#[tokio::test]
+async fn it_asks_no_more_than_it_may_and_ends_with_its_handle() {
+    let rows = Rows::default();
+    let cache = rows.cache(false);
+    let audit = cache.audit(NonZeroU32::MIN, Duration::ZERO);
+    let other = cache.audit(NonZeroU32::MIN, Duration::ZERO);
+    // The first is not the one any more: it takes nothing with it.
+    drop(audit);
+    for _ in 0..200 {
+        for key in 0..10 {
+            cache.get(&key).await.unwrap();
+        }
+    }
+    eventually("one is audited", async || cache.stats().audited > 0).await;
+    assert!(cache.stats().audited < 20, "{:?}", cache.stats());
+    drop((other, cache));
+    eventually("nothing is left of it", async || Arc::strong_count(&rows.0) == 1).await;
+}

@@ -1,0 +1,171 @@
+//! Servers that are there and do not do what they should, and keys that are strange.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use lockkeeper::clock::Instant;
+use lockkeeper_cache::{Cache, Error, Loaded, Redis};
+use testkit::proxy::{Proxy, Way};
+use testkit::resp::Raw;
+use testkit::server::{self, Server};
+use testkit::wait::{eventually, soon};
+
+use crate::harness::{Client, Database, Place, on_each_store, value};
+
+on_each_store! { strange_keys_are_keys }
+
+async fn strange_keys_are_keys(place: &Place) {
+    let loader = async |key: String| Ok::<_, Error>(Loaded::found(format!("<{key}>")));
+    let cache = place.builder().await.build(loader).unwrap();
+    let strange = ["", " ", "a b", "a\0b", "\r\n*1\r\n", "{x}", "ключ", "🗝", "a:b", "\u{1b}[0m"];
+    let long = ["k".repeat(512), "é".repeat(256)];
+    let keys: Vec<String> = strange.map(str::to_owned).into_iter().chain(long).collect();
+    for _ in 0..2 {
+        let found = cache.get_many(&keys).await.unwrap();
+        for (key, found) in keys.iter().zip(found) {
+            assert_eq!(found.as_deref(), Some(&format!("<{key}>")));
+        }
+    }
+    let stats = cache.stats();
+    assert_eq!((stats.loads, stats.hits), (keys.len() as u64, keys.len() as u64));
+    for key in &keys {
+        cache.invalidate(std::slice::from_ref(key)).await.unwrap();
+        cache.explain(key).await.unwrap();
+    }
+    cache.get_many(&keys).await.unwrap();
+    assert_eq!(cache.stats().loads, 2 * keys.len() as u64);
+    for long in ["k".repeat(513), "é".repeat(257), "x".repeat(1 << 20)] {
+        assert!(matches!(cache.get(&long).await, Err(Error::InvalidKey(_))));
+    }
+}
+
+fn url(server: &Server) -> String {
+    format!("redis://{}", server.address())
+}
+
+#[tokio::test]
+async fn a_server_that_takes_no_writes_serves_what_it_has_until_it_is_told() {
+    let server = server::redis(&[]).await;
+    let database = Database::new();
+    let builder = Cache::builder(Redis::connect(&url(&server)).await.unwrap());
+    let mut client = Client::new(builder.timeout(Duration::from_secs(2)), &database);
+    assert_eq!(client.loaded().await, 1);
+    let raw = Raw::connect(server.address()).await;
+    // A replica whose master is gone.
+    raw.ask("REPLICAOF 127.0.0.1 1").await;
+    assert_eq!(client.hit().await, 1);
+    let refused = client.cache.invalidate(&[1]).await;
+    assert!(matches!(refused, Err(Error::Store { .. })), "the writer hears of it: {refused:?}");
+    assert!(matches!(client.cache.intend(&[1]).await, Err(Error::Store { .. })));
+    // What it does not have is loaded, time and again, and the hits go on.
+    for _ in 0..10 {
+        let cache = client.cache.clone();
+        let get = tokio::spawn(async move { cache.get(&2).await });
+        client.load().await.go();
+        assert_eq!(value(get).await, 1);
+        assert_eq!(client.hit().await, 1);
+    }
+    assert_eq!(client.cache.stats().fills, 1);
+    raw.ask("REPLICAOF NO ONE").await;
+    database.commit();
+    client.cache.invalidate(&[1]).await.unwrap();
+    assert_eq!(client.loaded().await, 2);
+    assert_eq!(client.hit().await, 2);
+}
+
+#[tokio::test]
+async fn a_server_without_memory_goes_on_serving_what_it_has() {
+    let server = server::redis(&[]).await;
+    let database = Database::new();
+    let builder = Cache::builder(Redis::connect(&url(&server)).await.unwrap());
+    let mut client = Client::new(builder, &database);
+    assert_eq!(client.loaded().await, 1);
+    Raw::connect(server.address()).await.ask("CONFIG SET maxmemory 1").await;
+    for key in 2..20 {
+        let cache = client.cache.clone();
+        let get = tokio::spawn(async move { cache.get(&key).await });
+        client.load().await.go();
+        assert_eq!(value(get).await, 1);
+        assert_eq!(client.hit().await, 1, "it is not taken for dead");
+    }
+}
+
+#[tokio::test]
+async fn a_server_that_evicts_costs_loads_and_no_wrong_values() {
+    let server = server::redis(&["--maxmemory-policy", "allkeys-random"]).await;
+    let raw = Raw::connect(server.address()).await;
+    let version = Arc::new(AtomicU64::new(1));
+    let read = Arc::clone(&version);
+    let loader = move |key: u64| {
+        let version = read.load(Ordering::SeqCst);
+        async move { Ok::<_, Error>(Loaded::found((key, version, "x".repeat(20_000)))) }
+    };
+    let store = Redis::connect(&url(&server)).await.unwrap();
+    let cache = Cache::builder(store).build(loader).unwrap();
+    let info = raw.text("INFO memory").await.unwrap();
+    let used = info.lines().find_map(|line| line.strip_prefix("used_memory:")).unwrap();
+    let used: u64 = used.trim().parse().unwrap();
+    raw.ask(&format!("CONFIG SET maxmemory {}", used + 2_000_000)).await;
+    let keys: Vec<u64> = (0..200).collect();
+    for round in 1..=4 {
+        for found in cache.get_many(&keys).await.unwrap() {
+            assert_eq!(found.unwrap().1, round);
+        }
+        version.fetch_add(1, Ordering::SeqCst);
+        cache.invalidate(&keys).await.unwrap();
+    }
+    let info = raw.text("INFO stats").await.unwrap();
+    let evicted = info.lines().find_map(|line| line.strip_prefix("evicted_keys:")).unwrap();
+    assert_ne!(evicted.trim(), "0", "it was to evict");
+}
+
+#[tokio::test]
+async fn a_server_that_is_slow_is_waited_for_and_one_that_is_too_slow_is_not() {
+    let server = server::redis(&[]).await;
+    let proxy = Proxy::to(server.address()).await;
+    let store = Redis::connect(&format!("redis://{}", proxy.address())).await.unwrap();
+    let database = Database::new();
+    let builder = Cache::builder(store).timeout(Duration::from_secs(15));
+    let mut client = Client::new(builder, &database);
+    proxy.delay(Way::Down, Duration::from_millis(100));
+    assert_eq!(client.loaded().await, 1);
+    assert_eq!(client.hit().await, 1);
+    proxy.delay(Way::Down, Duration::from_secs(5));
+    database.commit();
+    // Each is over in time, and after a few of them it is not waited for any more.
+    for _ in 0..4 {
+        assert_eq!(client.loaded().await, 2, "from the database");
+    }
+    let since = Instant::now();
+    for _ in 0..20 {
+        assert_eq!(client.loaded().await, 2);
+    }
+    assert!(Instant::now().since(since) < Duration::from_secs(10), "one tries, and not all");
+    proxy.delay(Way::Down, Duration::ZERO);
+    soon("invalidated", client.cache.invalidate(&[1])).await.unwrap();
+    let cache = client.cache.clone();
+    tokio::spawn(async move {
+        while let Some(load) = client.try_load_soon().await {
+            load.go();
+        }
+    });
+    eventually("it is asked again", async || {
+        let hits = cache.stats().hits;
+        assert_eq!(cache.get(&1).await.unwrap().as_deref(), Some(&2));
+        cache.stats().hits > hits
+    })
+    .await;
+}
+
+impl Client {
+    /// The next load, if there is one soon.
+    async fn try_load_soon(&mut self) -> Option<crate::harness::Load> {
+        loop {
+            if let Some(load) = self.try_load() {
+                return Some(load);
+            }
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    }
+}
