@@ -4,7 +4,7 @@ use std::fmt::{self, Display};
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::future::join_all;
+use futures_util::future::{join, join_all};
 use lockkeeper::clock::Instant;
 use tokio::sync::Semaphore;
 use tokio::time::{sleep, timeout};
@@ -469,10 +469,9 @@ where
             return Ok(());
         }
         let (keys, how) = (refs(names), self.how(floor));
-        let announced = self.announce(names).await;
-        let done = self.insist("an invalidation", || self.store.invalidate(&keys, how)).await;
-        done.inspect_err(|_| self.owe(names, floor))?;
-        announced?;
+        let invalidate = self.insist("an invalidation", || self.store.invalidate(&keys, how));
+        let (invalidated, announced) = join(invalidate, self.announce(names)).await;
+        invalidated.inspect_err(|_| self.owe(names, floor)).and(announced)?;
         names.iter().for_each(|_| self.stats.invalidations.add());
         Ok(())
     }

@@ -36,6 +36,9 @@ use crate::limit::Limit;
 use crate::load::Outcome;
 use crate::store::{self, Seen};
 
+/// A filter that takes longer than this does not answer.
+const FILTER_TIME: Duration = Duration::from_millis(500);
+
 /// What a read gets while the store does not answer.
 #[derive(Debug, Default)]
 #[non_exhaustive]
@@ -60,6 +63,8 @@ pub(crate) struct Guards {
     breaker: Option<Gate>,
     down: Down,
     pub(crate) store: Health,
+    /// Of the filter.
+    shared: Health,
     jitter: Jitter,
     pub(crate) early: Option<Early>,
     pub(crate) hot: Hot,
@@ -74,7 +79,8 @@ impl Guards {
             limit: None,
             breaker: None,
             down: Down::default(),
-            store: Health::new(),
+            store: Health::new("the store"),
+            shared: Health::new("the filter"),
             jitter: Jitter::default(),
             early: Some(Early::default()),
             hot: Hot::new(),
@@ -263,7 +269,10 @@ where
     /// Whether the filter knows that there is nothing.
     pub(crate) async fn absent(&self, name: &str) -> Option<Read<V>> {
         let filter = self.guards.filter()?;
+        // It says maybe when its own store hangs, and takes its time to find out.
+        let look = self.guards.shared.enter().ok()?;
         let verdicts = filter.look(&[self.key_of(name).as_bytes()]).await;
+        look.answered_within(FILTER_TIME);
         if verdicts.first() != Some(&Verdict::Absent) {
             return None;
         }

@@ -107,31 +107,37 @@ pub struct Stat {
 }
 
 impl Stats {
-    /// The same for Prometheus, in its text format: counters `lockkeeper_cache_NAME_total` with the label `cache`.
+    /// The numbers of some caches for Prometheus, in its text format: counters `lockkeeper_cache_NAME_total` with the
+    /// name that is given here as the label `cache`. All caches of a process in one call, because each counter may be
+    /// described only once.
     ///
     /// ```
-    /// let text = lockkeeper_cache::Stats::default().prometheus("price");
+    /// use lockkeeper_cache::Stats;
+    /// let (users, prices) = (Stats::default(), Stats::default());
+    /// let text = Stats::prometheus([("user", users), ("price", prices)]);
     /// assert!(text.contains("# HELP lockkeeper_cache_loads_total Calls of the loader.\n"));
     /// assert!(text.contains("# TYPE lockkeeper_cache_loads_total counter\n"));
     /// assert!(text.contains("lockkeeper_cache_loads_total{cache=\"price\"} 0\n"));
     /// ```
-    pub fn prometheus(&self, cache: &str) -> String {
-        let mut label = String::new();
-        for letter in cache.chars() {
-            match letter {
-                '\\' | '"' => label.extend(['\\', letter]),
-                '\n' => label.push_str("\\n"),
-                letter => label.push(letter),
+    pub fn prometheus<'a>(caches: impl IntoIterator<Item = (&'a str, Self)>) -> String {
+        let caches: Vec<(String, Self)> =
+            caches.into_iter().map(|(name, stats)| (label(name), stats)).collect();
+        let mut text = String::new();
+        for (at, Stat { name, help, .. }) in Self::default().all().enumerate() {
+            let name = format!("lockkeeper_cache_{name}_total");
+            text.push_str(&format!("# HELP {name} {help}\n# TYPE {name} counter\n"));
+            for (cache, stats) in &caches {
+                let count = stats.all().nth(at).map_or(0, |stat| stat.count);
+                text.push_str(&format!("{name}{{cache=\"{cache}\"}} {count}\n"));
             }
         }
-        let stat = |Stat { name, help, count }| {
-            let name = format!("lockkeeper_cache_{name}_total");
-            format!(
-                "# HELP {name} {help}\n# TYPE {name} counter\n{name}{{cache=\"{label}\"}} {count}\n"
-            )
-        };
-        self.all().map(stat).collect()
+        text
     }
+}
+
+/// As the value of a label.
+fn label(name: &str) -> String {
+    name.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }
 
 #[derive(Debug, Default)]
@@ -140,5 +146,24 @@ pub(crate) struct Counter(AtomicU64);
 impl Counter {
     pub(crate) fn add(&self) {
         self.0.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_counter_is_described_once_and_labels_are_escaped() {
+        let stats = Counters::default();
+        stats.hits.add();
+        let text = Stats::prometheus([("a\"b\\c\nd", stats.read()), ("other", Stats::default())]);
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines.iter().filter(|line| line.starts_with("# TYPE")).count() * 4, lines.len());
+        assert!(
+            text.contains("lockkeeper_cache_hits_total{cache=\"a\\\"b\\\\c\\nd\"} 1\n"),
+            "{text}"
+        );
+        assert!(Stats::default().all().all(|stat| stat.help.ends_with('.')), "no help");
     }
 }

@@ -54,6 +54,7 @@ where
 
     /// What a flight failed of.
     pub(crate) fn failed(&self, name: &str, error: &Error) {
+        tracing::debug!(key = %name.escape_debug(), %error, "a value could not be had");
         match error {
             Error::Busy { .. } => self.note(name, Event::Busy),
             Error::Load(_) => self.note(name, Event::LoadFailed),

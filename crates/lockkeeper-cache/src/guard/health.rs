@@ -1,4 +1,4 @@
-//! Whether the store answers.
+//! Whether the store answers, or the filter.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -19,6 +19,7 @@ const SLOW: Duration = Duration::from_millis(100);
 /// While all is well it costs a look at one number, and no lock: every hit passes here.
 #[derive(Debug)]
 pub(crate) struct Health {
+    what: &'static str,
     streak: AtomicU32,
     gate: Gate,
 }
@@ -32,11 +33,11 @@ pub(crate) struct Look<'a> {
 }
 
 impl Health {
-    pub(crate) fn new() -> Self {
+    pub(crate) fn new(what: &'static str) -> Self {
         let (open, open_longest) = OPEN;
         let policy =
             Policy { calls: 1, open, open_longest, probe: 4 * OPEN.0, ..Policy::default() };
-        Self { streak: AtomicU32::new(0), gate: Gate::new(policy) }
+        Self { what, streak: AtomicU32::new(0), gate: Gate::new(policy) }
     }
 
     /// Asks to look.
@@ -75,7 +76,7 @@ impl Health {
                 if self.streak.fetch_add(1, Ordering::Relaxed) + 1 == STREAK
                     && let Ok(pass) = self.gate.enter()
                 {
-                    tracing::warn!("the store does not answer, and is left alone for a while");
+                    tracing::warn!("{} does not answer, and is left alone for a while", self.what);
                     pass.failed();
                 }
             }
@@ -87,6 +88,14 @@ impl Look<'_> {
     pub(crate) fn answered(mut self, ok: bool) {
         self.answered = true;
         self.health.over(self.pass.take(), ok);
+    }
+}
+
+impl Look<'_> {
+    /// For what answers in any case, only late.
+    pub(crate) fn answered_within(self, time: Duration) {
+        let in_time = Instant::now().since(self.since) < time;
+        self.answered(in_time);
     }
 }
 
@@ -108,7 +117,7 @@ mod tests {
 
     #[test]
     fn after_three_failures_in_a_row_one_may_try() {
-        let health = Health::new();
+        let health = Health::new("it");
         for _ in 0..5 {
             fail(&health);
             fail(&health);
@@ -131,7 +140,7 @@ mod tests {
 
     #[test]
     fn a_look_that_is_given_up_at_once_counts_for_nothing() {
-        let health = Health::new();
+        let health = Health::new("it");
         for _ in 0..10 {
             drop(health.enter().unwrap());
         }

@@ -135,12 +135,19 @@ impl Redis {
     }
 
     /// An answer, and the server that gave it; [`NOBODY`] where it does not matter.
-    async fn query<T: FromRedisValue>(&self, key: &str, command: &Cmd) -> Result<(T, u64)> {
-        let answer = match self.warm {
+    async fn ask<T: FromRedisValue>(
+        &self,
+        key: &str,
+        command: &Cmd,
+    ) -> lockkeeper::Result<(T, u64)> {
+        match self.warm {
             true => self.servers.query(key, command).await.map(|answer| (answer, NOBODY)),
             false => self.servers.query_signed(key, command).await,
-        };
-        answer.map_err(failed)
+        }
+    }
+
+    async fn query<T: FromRedisValue>(&self, key: &str, command: &Cmd) -> Result<(T, u64)> {
+        self.ask(key, command).await.map_err(failed)
     }
 
     fn key(&self, key: &str) -> String {
@@ -210,6 +217,13 @@ fn failed(error: lockkeeper::Error) -> StoreError {
     StoreError::new("redis", error)
 }
 
+/// Whether there is a list, or the like.
+fn is_of_others(error: &lockkeeper::Error) -> bool {
+    let source = std::error::Error::source(error);
+    let source = source.and_then(|source| source.downcast_ref::<redis::RedisError>());
+    source.is_some_and(|error| error.code() == Some("WRONGTYPE"))
+}
+
 fn strange(reply: &[Reply]) -> StoreError {
     StoreError::new("redis", format!("an answer that makes no sense: {reply:?}"))
 }
@@ -238,8 +252,12 @@ impl Store for Redis {
         let keys: Vec<String> = keys.iter().map(|key| self.key(key)).collect();
         if let [key] = &keys[..] {
             let mut get = redis::cmd("GET");
-            let (bytes, by): (Option<Vec<u8>>, _) = self.query(key, get.arg(key)).await?;
-            return Ok(vec![seen(bytes.as_deref(), by)]);
+            return match self.ask::<Option<Vec<u8>>>(key, get.arg(key)).await {
+                Ok((bytes, by)) => Ok(vec![seen(bytes.as_deref(), by)]),
+                // Of this key it says nothing, and of the server not that it is down.
+                Err(error) if is_of_others(&error) => Ok(vec![Seen::Unreadable]),
+                Err(error) => Err(failed(error)),
+            };
         }
         let mut found = vec![Seen::Nothing; keys.len()];
         let looks = self.parts(&keys).into_iter().map(|(places, part)| self.look(places, part));

@@ -92,6 +92,24 @@ async fn nothing_is_counted_while_everybody_invalidates() {
 }
 
 #[tokio::test]
+async fn a_writer_has_the_delay_to_invalidate() {
+    let rows = Rows::default();
+    let cache = rows.cache(false);
+    let audit = cache.audit(OFTEN, Duration::from_secs(2));
+    read_until(&cache, "it is cached", |stats| stats.hits > 0).await;
+    // Committed, and seen by the audit before the writer gets to invalidate.
+    (0..10).for_each(|key| rows.row(key).store(7, Ordering::SeqCst));
+    let before = cache.stats().audited;
+    read_until(&cache, "the audit has seen it", |stats| stats.audited > before + 5).await;
+    assert_eq!(cache.get(&0).await.unwrap().as_deref(), Some(&0));
+    cache.invalidate(&(0..10).collect::<Vec<_>>()).await.unwrap();
+    let before = cache.stats().audited;
+    read_until(&cache, "it goes on", |stats| stats.audited > before + 200).await;
+    assert_eq!(cache.stats().audit_stale, 0);
+    drop(audit);
+}
+
+#[tokio::test]
 async fn it_asks_no_more_than_it_may_and_ends_with_its_handle() {
     let rows = Rows::default();
     let cache = rows.cache(false);

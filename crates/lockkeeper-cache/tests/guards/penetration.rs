@@ -114,6 +114,39 @@ async fn a_key_is_in_the_filter_before_anybody_is_told_that_it_was_written() {
     assert_eq!(cache.get(&3).await.unwrap().as_deref(), Some(&3));
 }
 
+/// Takes a second to say that it does not know.
+#[derive(Debug)]
+struct Hangs;
+
+#[async_trait]
+impl Filter for Hangs {
+    async fn look(&self, keys: &[&[u8]]) -> Vec<Verdict> {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        vec![Verdict::Maybe; keys.len()]
+    }
+
+    async fn insert(&self, _: &[&[u8]]) -> Result<(), FilterError> {
+        Ok(())
+    }
+
+    async fn begin(&self, _: Shape) -> Result<Box<dyn Build>, FilterError> {
+        Err(FilterError::Size("none"))
+    }
+}
+
+#[tokio::test]
+async fn a_filter_that_hangs_is_left_alone() {
+    let cache = Cache::builder(Memory::new())
+        .filter(Hangs)
+        .build(async |key: u32| Ok::<_, Error>(Loaded::found(key)))
+        .unwrap();
+    let since = lockkeeper::clock::Instant::now();
+    for key in 0..60 {
+        cache.get(&key).await.unwrap();
+    }
+    assert!(lockkeeper::clock::Instant::now().since(since) < Duration::from_secs(30));
+}
+
 #[tokio::test]
 async fn a_key_that_is_refused_at_the_door_asks_nobody() {
     let (filter, store) = (Strict::default(), crate::broken::Breaking::default());
