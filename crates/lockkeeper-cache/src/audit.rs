@@ -146,7 +146,7 @@ where
     ///
     /// Outside a tokio runtime.
     pub fn audit(&self, rate: NonZeroU32, delay: Duration) -> Audit {
-        let inner = Arc::clone(self.inner());
+        let inner = Arc::clone(&self.inner);
         let (picked, receiver) = mpsc::channel(PENDING);
         let limit = Limit::per_second(rate).burst(NonZeroU32::MIN);
         let token = picked.downgrade();

@@ -1,7 +1,7 @@
 //! How a cache is made.
 
 use std::fmt::Display;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use serde::Serialize;
@@ -190,8 +190,20 @@ impl Builder {
         let (loader, codec) = (Box::new(loader), Box::new(codec));
         let (loads, flights) = (Semaphore::new(settings.max_loads), Flights::new());
         let (stats, debt, audits) = (Counters::default(), Debt::new(debt::MOST), Audits::default());
-        let inner =
-            Inner { store, loader, codec, guards, loads, flights, debt, settings, stats, audits };
+        let first = OnceLock::new();
+        let inner = Inner {
+            store,
+            loader,
+            codec,
+            guards,
+            loads,
+            flights,
+            debt,
+            first,
+            settings,
+            stats,
+            audits,
+        };
         Ok(Cache::new(inner))
     }
 }

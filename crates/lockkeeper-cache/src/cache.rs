@@ -1,7 +1,7 @@
 //! The cache.
 
 use std::fmt::{self, Display};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use futures_util::future::{join, join_all};
@@ -16,6 +16,7 @@ use crate::debt::Debt;
 use crate::entry::{Entry, Invalidation, Lease, Millis, Settled, Ticket, Value};
 use crate::error::{Error, Result};
 use crate::events::Event;
+use crate::first::Level;
 use crate::flight::{Flights, Role, Turn};
 use crate::freshness::Freshness;
 use crate::guard::Guards;
@@ -57,6 +58,7 @@ pub(crate) struct Inner<K, V> {
     pub(crate) loads: Semaphore,
     pub(crate) flights: Flights<Outcome<V>>,
     pub(crate) debt: Debt,
+    pub(crate) first: OnceLock<Box<dyn Level<K, V>>>,
     pub(crate) settings: Settings,
     pub(crate) stats: Counters,
     pub(crate) audits: Audits<K>,
@@ -86,6 +88,8 @@ impl<V> Clone for Read<V> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Source {
+    /// The [first level](crate::FirstLevel), in this process.
+    First,
     /// The store.
     Hit,
     /// The store, after it was invalidated.
@@ -120,10 +124,6 @@ where
         Self { inner: Arc::new(inner) }
     }
 
-    pub(crate) fn inner(&self) -> &Arc<Inner<K, V>> {
-        &self.inner
-    }
-
     /// The value under a key, from the cache or the loader; `None`: the database has none.
     ///
     /// # Errors
@@ -145,10 +145,15 @@ where
     /// spared, [`Error::Timeout`], [`Error::TooOld`], [`Error::InvalidKey`]. Never because of the store: without
     /// it, values are loaded.
     pub async fn read(&self, key: &K, freshness: Freshness) -> Result<Read<V>> {
+        if let Some(read) = self.inner.first_get(key, freshness) {
+            return Ok(read);
+        }
         let name = self.inner.name(key)?;
+        let mark = self.inner.mark(&name);
         let turn = self.inner.flights.turn();
         let owed = self.inner.debt.has(&name);
-        self.inner
+        let read = self
+            .inner
             .in_time(async {
                 let seen = match freshness {
                     Freshness::Latest => Seen::Down,
@@ -157,7 +162,9 @@ where
                 };
                 self.inner.decide(key, &name, freshness, turn, (seen, owed)).await
             })
-            .await
+            .await?;
+        self.inner.first_put(key, &read, mark);
+        Ok(read)
     }
 
     /// The values under many keys, in their order. Those that are cached take one round trip together; the others are
@@ -167,12 +174,27 @@ where
     ///
     /// As for [`read`](Self::read), of the first that fails. What was loaded for the others is cached.
     pub async fn get_many(&self, keys: &[K]) -> Result<Vec<Option<Arc<V>>>> {
+        let mut found = Vec::with_capacity(keys.len());
+        let mut missing = Vec::new();
+        for (at, key) in keys.iter().enumerate() {
+            match self.inner.first_get(key, Freshness::Any) {
+                Some(read) => found.push(read.value),
+                None => {
+                    found.push(None);
+                    missing.push((at, key));
+                }
+            }
+        }
+        if missing.is_empty() {
+            return Ok(found);
+        }
         let names: Vec<String> =
-            keys.iter().map(|key| self.inner.name(key)).collect::<Result<_>>()?;
+            missing.iter().map(|(_, key)| self.inner.name(key)).collect::<Result<_>>()?;
+        let marks: Vec<_> = names.iter().map(|name| self.inner.mark(name)).collect();
         let turn = self.inner.flights.turn();
         let owed: Vec<bool> = names.iter().map(|name| self.inner.debt.has(name)).collect();
         let looked = self.inner.in_time(async { Ok(self.inner.look_many(&names).await) }).await?;
-        let reads = keys.iter().zip(&names).enumerate().map(|(at, (key, name))| {
+        let reads = missing.iter().zip(&names).enumerate().map(|(at, ((_, key), name))| {
             let seen = match looked.as_ref().ok().and_then(|seen| seen.get(at)) {
                 _ if owed[at] => Seen::Down,
                 seen => seen.cloned().unwrap_or(Seen::Down),
@@ -180,7 +202,12 @@ where
             self.inner.in_time(self.inner.decide(key, name, Freshness::Any, turn, (seen, owed[at])))
         });
         let reads = join_all(reads).await;
-        reads.into_iter().map(|read| read.map(|read| read.value)).collect()
+        for (((at, key), mark), read) in missing.into_iter().zip(marks).zip(reads) {
+            let read = read?;
+            self.inner.first_put(key, &read, mark);
+            found[at] = read.value;
+        }
+        Ok(found)
     }
 
     /// What is under these keys in the database has changed. To be called after the commit, and before whoever
@@ -225,7 +252,8 @@ where
         let (keys, time) = (refs(&names), inner.settings.intent);
         // Before the commit: see `announce`.
         inner.announce(&names).await?;
-        inner.insist("an intent", || inner.store.intend(&keys, writer, time)).await?;
+        let intending = inner.insist("an intent", || inner.store.intend(&keys, writer, time));
+        inner.changing(&keys, intending).await?;
         Ok(Write { inner, names, writer })
     }
 
@@ -244,7 +272,11 @@ where
 
     /// What happened so far.
     pub fn stats(&self) -> Stats {
-        self.inner.stats.read()
+        let mut stats = self.inner.stats.read();
+        if let Some(first) = self.inner.first.get() {
+            (stats.first_hits, stats.first_flushes) = (first.hits(), first.changes().flushes());
+        }
+        stats
     }
 }
 
@@ -273,7 +305,8 @@ where
     pub async fn settle(self, version: Option<u64>) -> Result<Settled> {
         let Self { inner, names, writer } = self;
         let (keys, how) = (refs(&names), inner.how(version.unwrap_or(0)));
-        inner.insist("settling", || inner.store.settle(&keys, writer, how)).await
+        let settling = inner.insist("settling", || inner.store.settle(&keys, writer, how));
+        inner.changing(&keys, settling).await
     }
 }
 
@@ -469,8 +502,9 @@ where
             return Ok(());
         }
         let (keys, how) = (refs(names), self.how(floor));
-        let invalidate = self.insist("an invalidation", || self.store.invalidate(&keys, how));
-        let (invalidated, announced) = join(invalidate, self.announce(names)).await;
+        let invalidating = self.insist("an invalidation", || self.store.invalidate(&keys, how));
+        let invalidating = self.changing(&keys, invalidating);
+        let (invalidated, announced) = join(invalidating, self.announce(names)).await;
         invalidated.inspect_err(|_| self.owe(names, floor)).and(announced)?;
         names.iter().for_each(|_| self.stats.invalidations.add());
         Ok(())

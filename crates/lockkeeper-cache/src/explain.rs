@@ -164,7 +164,7 @@ where
     ///
     /// [`Error::InvalidKey`](crate::Error::InvalidKey). A store that does not answer is part of the explanation.
     pub async fn explain(&self, key: &K) -> Result<Explanation> {
-        let inner = self.inner();
+        let inner = &self.inner;
         let name = inner.name(key)?;
         // Past all guards: that is what it is about.
         let asked = timeout(inner.settings.timeout, inner.store.get(&[&name])).await;

@@ -218,7 +218,7 @@ where
         S: Stream<Item = Result<K, E>> + Send,
         E: Into<BoxError> + Send,
     {
-        let filter = self.inner().guards.filter().ok_or(FilterError::Size("there is no filter"))?;
+        let filter = self.inner.guards.filter().ok_or(FilterError::Size("there is no filter"))?;
         let written = |key: Result<K, E>| key.map(|key| key.to_string());
         filter::rebuild(filter, plan, || source().map(written), progress).await
     }

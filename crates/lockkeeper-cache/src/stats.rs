@@ -41,6 +41,10 @@ counters! {
     hits,
     /// Of those, how many were told that the database has nothing.
     null_hits,
+    /// Reads that found one in the [first level](crate::FirstLevel); not among `hits`.
+    first_hits,
+    /// Times that the first level was emptied, because changes may have been missed.
+    first_flushes,
     /// Reads that did not.
     misses,
     /// Reads that got a value that had been invalidated, because they would rather have that than wait.

@@ -8,6 +8,7 @@ mod memory;
 mod redis;
 
 use std::fmt::Debug;
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -20,6 +21,7 @@ pub use self::memory::Memory;
 pub use self::redis::Redis;
 use crate::entry::{Begun, Entry, Filled, Invalidation, Millis, Settled, Ticket, Value};
 use crate::error::StoreError;
+use crate::first::Watch;
 
 /// What a store answers. An error means: it is not known whether the step was taken, and it may be taken
 /// later. Every step is made so that this does no harm (see [`entry`](crate::entry)).
@@ -81,6 +83,13 @@ pub trait Store: Debug + Send + Sync {
     async fn list(&self, prefix: &str, from: Cursor) -> Result<Page> {
         let _ = (prefix, from);
         Err(StoreError::new("store", "it cannot list its keys"))
+    }
+
+    /// Tells of every change of entries whose key begins so, by whoever makes it, until `changes` is dropped. `false`:
+    /// it cannot, which is the default.
+    fn follow(&self, prefix: &str, changes: &Arc<Watch>) -> bool {
+        let _ = (prefix, changes);
+        false
     }
 }
 

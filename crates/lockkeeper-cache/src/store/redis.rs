@@ -5,20 +5,21 @@ mod deletes;
 mod list;
 
 use std::fmt;
-use std::sync::LazyLock;
 use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::{Arc, LazyLock, Weak};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use futures_util::future::{join_all, try_join_all};
 use lockkeeper::Url;
-use lockkeeper::backend::redis::keyspace::Keyspace;
+use lockkeeper::backend::redis::keyspace::{Follower, Keyspace};
 use lockkeeper::clock::Instant;
 use redis::{Cmd, FromRedisValue, Script, Value as Reply};
 
 use super::{Changes, Cursor, Deletes, Page, Result, Seen, Store, millis};
 use crate::entry::{Begun, Entry, Filled, Invalidation, Lease, Millis, Settled, Ticket, Value};
 use crate::error::StoreError;
+use crate::first::Watch;
 
 macro_rules! lua {
     ($file:literal) => {
@@ -344,6 +345,46 @@ impl Store for Redis {
 
     async fn list(&self, prefix: &str, from: Cursor) -> Result<Page> {
         list::keys(&self.servers, prefix, from).await
+    }
+
+    fn follow(&self, prefix: &str, changes: &Arc<Watch>) -> bool {
+        let ear = Ear { prefix: self.servers.prefix().len(), changes: Arc::downgrade(changes) };
+        self.servers.follow(&self.key(prefix), changes.interval(), ear);
+        true
+    }
+}
+
+/// Hears under which keys something has changed, without what the URL puts before them.
+struct Ear {
+    prefix: usize,
+    changes: Weak<Watch>,
+}
+
+impl Follower for Ear {
+    fn is_there(&self) -> bool {
+        self.changes.strong_count() > 0
+    }
+
+    fn changed(&self, key: &[u8]) {
+        if let (Some(changes), Some(name)) = (self.changes.upgrade(), key.get(self.prefix..)) {
+            changes.changed(name);
+        }
+    }
+
+    fn missed(&self) {
+        if let Some(changes) = self.changes.upgrade() {
+            changes.missed();
+        }
+    }
+
+    fn now(&self) -> u64 {
+        Watch::now()
+    }
+
+    fn caught_up(&self, then: u64) {
+        if let Some(changes) = self.changes.upgrade() {
+            changes.caught_up(then);
+        }
     }
 }
 

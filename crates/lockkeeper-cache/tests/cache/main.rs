@@ -2,9 +2,11 @@
 #![cfg(feature = "redis")]
 #![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
 
+mod deaf;
 mod debt;
 mod double_delete;
 mod faults;
+mod first;
 mod freshness;
 mod harness;
 mod late;

@@ -74,6 +74,7 @@ mod cells;
 mod cluster;
 pub(super) mod commands;
 pub(super) mod connect;
+mod follow;
 mod hold;
 mod identity;
 pub mod keyspace;

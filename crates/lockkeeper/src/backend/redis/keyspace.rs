@@ -6,10 +6,14 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use redis::{Cmd, FromRedisValue, Script};
+use tokio::runtime::Handle;
 
 use super::commands::{Sign, evalsha};
+pub use super::follow::Follower;
+use super::follow::follow;
 use super::nodes::{Node, Nodes};
 use crate::backend::register::Register;
 use crate::error::{Error, Result};
@@ -22,7 +26,9 @@ use crate::url::Url;
 /// One round trip for each call, on one connection for all, and a second connection that listens; in a
 /// cluster both for each master in use. A script takes one more round trip the first time.
 pub struct Keyspace {
-    nodes: Nodes,
+    nodes: Arc<Nodes>,
+    /// Where its tasks live.
+    runtime: Handle,
     nothing: Script,
     prefix: String,
 }
@@ -42,7 +48,9 @@ impl Keyspace {
         };
         let requests = Arc::new(Register::new());
         let nodes = Nodes::connect(servers, &place, options, &requests).await?;
-        Ok(Self { nodes, nothing: Script::new("return 0"), prefix: options.prefix.clone() })
+        let (nodes, runtime) = (Arc::new(nodes), requests.runtime().clone());
+        let (nothing, prefix) = (Script::new("return 0"), options.prefix.clone());
+        Ok(Self { nodes, runtime, nothing, prefix })
     }
 
     /// What the URL wants all keys to begin with.
@@ -83,6 +91,18 @@ impl Keyspace {
         let invoked = self.nodes.invoke_signed(key, &self.nothing, step, None, Sign::Answer);
         let answered = invoked.await?;
         Ok((answered.value, answered.by.unwrap_or(0)))
+    }
+
+    /// Tells a follower of every change of keys that begin so, at all servers, until it does not want to hear. Every so often
+    /// it is asked how far that has been heard. Needs Redis 6; it is said in the log when a server refuses.
+    ///
+    /// # Cost
+    ///
+    /// A connection of its own to each server, and a message for each change.
+    pub fn follow(&self, prefix: &str, every: Duration, follower: impl Follower) {
+        let (nodes, prefix) = (Arc::clone(&self.nodes), prefix.to_owned());
+        let following = follow(nodes, prefix, every, Arc::new(follower));
+        self.runtime.spawn(following);
     }
 
     /// Runs a script on keys that are in one [place](Self::place), of which there is at least one.

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
-use redis::aio::MultiplexedConnection;
-use redis::{AsyncConnectionConfig, Client, RedisResult};
+use redis::aio::{AsyncPushSender, MultiplexedConnection};
+use redis::{AsyncConnectionConfig, Client, ProtocolVersion, RedisResult};
 use tokio::runtime::Handle;
 
 use super::commands::{COMMAND_TIME, failed, unanswered};
@@ -67,6 +67,17 @@ pub(super) fn config() -> AsyncConnectionConfig {
 /// Connects for commands.
 pub(super) async fn open(client: &Client) -> RedisResult<MultiplexedConnection> {
     client.get_multiplexed_async_connection_with_config(&config()).await
+}
+
+/// Connects for what the server may say of its own accord (RESP3).
+pub(super) async fn pushing(
+    client: &Client,
+    hear: impl AsyncPushSender,
+) -> RedisResult<MultiplexedConnection> {
+    let info = client.get_connection_info().clone();
+    let redis = info.redis_settings().clone().set_protocol(ProtocolVersion::RESP3);
+    let client = Client::open(info.set_redis_settings(redis))?;
+    client.get_multiplexed_async_connection_with_config(&config().set_push_sender(hear)).await
 }
 
 /// A connection, and which one it is.

@@ -7,12 +7,10 @@
 use futures_util::StreamExt;
 use futures_util::future::try_join_all;
 use redis::aio::{MultiplexedConnection, PubSubSink, PubSubStream};
-use redis::{
-    Client, ErrorKind, Msg, ProtocolVersion, PushInfo, PushKind, RedisError, RedisResult, Value,
-};
+use redis::{Client, ErrorKind, Msg, PushInfo, PushKind, RedisError, RedisResult, Value};
 use tokio::sync::mpsc;
 
-use super::link::config;
+use super::link::pushing;
 
 /// The connection.
 pub(super) enum Wire {
@@ -43,13 +41,8 @@ impl Wire {
         wanted: &[String],
     ) -> RedisResult<Self> {
         let mut wire = if sharded {
-            let info = client.get_connection_info().clone();
-            let redis = info.redis_settings().clone().set_protocol(ProtocolVersion::RESP3);
-            let client = Client::open(info.set_redis_settings(redis))?;
             let (sender, pushes) = mpsc::unbounded_channel();
-            let config = config().set_push_sender(sender);
-            let connecting = client.get_multiplexed_async_connection_with_config(&config);
-            Self::Sharded(connecting.await?, pushes, Vec::new())
+            Self::Sharded(pushing(client, sender).await?, pushes, Vec::new())
         } else {
             let (sink, stream) = client.get_async_pubsub().await?.split();
             Self::Plain(sink, stream)

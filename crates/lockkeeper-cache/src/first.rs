@@ -1,0 +1,270 @@
+//! The first level: values inside this process, in front of a store that several share.
+//!
+//! A copy is put here only by a read that got it from the store, together with the generation that its key had
+//! *before* the store was asked. A change that the store tells of makes a new generation, and a copy of an old one is
+//! not served. So it does not matter in which order the answer and the message arrive; a load, which knows nothing of
+//! generations, never puts anything here.
+
+mod changes;
+mod level;
+
+use std::hash::Hash;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use quick_cache::sync::Cache as Map;
+
+pub use self::changes::Watch;
+use self::changes::{Mark, nanos};
+use crate::cache::{Read, Source};
+use crate::entry::Millis;
+use crate::error::{Error, Result};
+use crate::freshness::Freshness;
+use crate::store::millis;
+
+/// The shortest bound: the clock that is used here has a coarse hand.
+const SHORTEST: Duration = Duration::from_millis(50);
+
+/// Values inside this process, in front of a store that several share; for
+/// [`with_first_level`](crate::Cache::with_first_level).
+///
+/// # What it promises
+///
+/// What is served here is at most [`bound`](Self::bound) behind the store: after an invalidation, an intent or any other
+/// change at the store has been acknowledged, other processes may serve what was there before for that long, and
+/// not longer, whatever becomes of messages and connections. The cache that invalidates or announces a write itself serves
+/// nothing older at all once that has returned. Reads that ask for [`Freshness::AtLeast`] or [`Freshness::MaxAge`] get
+/// that here as well.
+///
+/// The bound is measured and not hoped for: every quarter of it, the server is asked on the connection that brings
+/// its messages whether there are more. Without an answer nothing is served here when the bound is over; after a
+/// connection was lost, nothing before there is another, and then all is forgotten.
+///
+/// # When it breaks
+///
+/// With it, [`Cache::intend`](crate::Cache::intend) is not strong between processes: a reader elsewhere may have
+/// the value from before the commit for as long as the bound. A master that was replaced and still answers is
+/// believed until the client hears of the new one (about two seconds). Time for which the machine is suspended does not
+/// count.
+///
+/// # Cost
+///
+/// A hit takes about half as long again as the map alone, and no round trip. One more connection to each server, a
+/// message for each change in the namespace to each process, and 256 KiB for each cache. A value is copied here by
+/// the second read, the one that finds it at the store.
+#[derive(Clone, Copy, Debug)]
+#[must_use = "to be given to a cache"]
+pub struct FirstLevel {
+    capacity: usize,
+    bound: Duration,
+    ttl: Duration,
+}
+
+impl FirstLevel {
+    /// For so many values.
+    pub fn new(capacity: usize) -> Self {
+        Self { capacity, bound: Duration::from_secs(1), ttl: Duration::from_secs(60) }
+    }
+
+    /// How old the news may be by which a value is served. Default a second, at least 50 ms. Shorter: more questions
+    /// to the server, and a server that is slow for that long makes everybody ask the store.
+    pub fn bound(mut self, bound: Duration) -> Self {
+        self.bound = bound;
+        self
+    }
+
+    /// How long a value is served here before the store is asked again, so that it is seen there that it is used, and
+    /// refreshed in time. Default a minute.
+    pub fn ttl(mut self, ttl: Duration) -> Self {
+        self.ttl = ttl;
+        self
+    }
+
+    fn check(&self) -> Result<()> {
+        let what = match self {
+            Self { capacity: 0, .. } => "capacity must be at least 1",
+            Self { bound, .. } if *bound < SHORTEST => "bound must be at least 50 ms",
+            Self { ttl, .. } if ttl.is_zero() => "ttl must be longer than that",
+            _ => return Ok(()),
+        };
+        Err(Error::Config(format!("first level: {what}")))
+    }
+}
+
+/// What a cache has to do with its first level, whatever its keys are.
+pub(crate) trait Level<K, V>: Send + Sync {
+    fn get(&self, key: &K, freshness: Freshness, now: &dyn Fn() -> Millis) -> Option<Read<V>>;
+
+    /// Keeps what was read from the store since the mark, for so long at most.
+    fn put(&self, key: &K, read: &Read<V>, mark: Mark, left: Duration);
+
+    fn changes(&self) -> &Watch;
+
+    fn hits(&self) -> u64;
+}
+
+/// A value that the store had.
+struct Kept<V> {
+    value: Option<Arc<V>>,
+    version: u64,
+    made: Millis,
+    mark: Mark,
+    /// By [`Watch::now`].
+    ends: u64,
+}
+
+impl<V> Clone for Kept<V> {
+    fn clone(&self) -> Self {
+        Self { value: self.value.clone(), ..*self }
+    }
+}
+
+/// Counts in as many places, so that those who count do not wait for each other.
+#[derive(Default)]
+#[repr(align(64))]
+struct Count(AtomicU64);
+
+/// The values of one cache.
+pub(crate) struct First<K, V> {
+    map: Map<K, Kept<V>>,
+    changes: Arc<Watch>,
+    hits: [Count; 16],
+    ttl: u64,
+}
+
+impl<K: Eq + Hash, V> First<K, V> {
+    /// Empty, and nothing is served before somebody has told `changes` how things stand.
+    pub(crate) fn new(level: FirstLevel) -> Result<(Self, Arc<Watch>)> {
+        level.check()?;
+        let changes = Arc::new(Watch::new(level.bound));
+        let (map, hits) = (Map::new(level.capacity), Default::default());
+        let first = Self { map, changes: Arc::clone(&changes), hits, ttl: nanos(level.ttl) };
+        Ok((first, changes))
+    }
+}
+
+impl<K, V> Level<K, V> for First<K, V>
+where
+    K: Clone + Eq + Hash + Send + Sync,
+    V: Send + Sync,
+{
+    fn get(&self, key: &K, freshness: Freshness, now: &dyn Fn() -> Millis) -> Option<Read<V>> {
+        let Kept { value, version, made, mark, ends } = self.map.get(key)?;
+        if !self.changes.holds(mark, ends) {
+            return None;
+        }
+        let fits = match freshness {
+            Freshness::Any | Freshness::Stale(_) => true,
+            Freshness::AtLeast(wanted) => version >= wanted,
+            Freshness::MaxAge(age) => now().saturating_sub(made) <= millis(age),
+            Freshness::Latest => false,
+        };
+        if !fits {
+            return None;
+        }
+        self.hits[mark.place() % self.hits.len()].0.fetch_add(1, Ordering::Relaxed);
+        Some(Read { value, version, made, source: Source::First })
+    }
+
+    fn put(&self, key: &K, read: &Read<V>, mark: Mark, left: Duration) {
+        let ends = Watch::now().saturating_add(self.ttl.min(nanos(left)));
+        let Read { value, version, made, .. } = read;
+        let kept = Kept { value: value.clone(), version: *version, made: *made, mark, ends };
+        self.map.insert(key.clone(), kept);
+    }
+
+    fn changes(&self) -> &Watch {
+        &self.changes
+    }
+
+    fn hits(&self) -> u64 {
+        self.hits.iter().map(|count| count.0.load(Ordering::Relaxed)).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LONG: Duration = Duration::from_secs(600);
+
+    fn read(value: u32) -> Read<u32> {
+        Read { value: Some(Arc::new(value)), version: 7, made: 1000, source: Source::Hit }
+    }
+
+    fn first() -> (First<&'static str, u32>, Arc<Watch>) {
+        let (first, changes) = First::new(FirstLevel::new(10).bound(LONG)).unwrap();
+        changes.caught_up(Watch::now());
+        (first, changes)
+    }
+
+    fn get(first: &First<&'static str, u32>, freshness: Freshness) -> Option<u32> {
+        let read = first.get(&"k", freshness, &|| 2000)?;
+        assert_eq!(read.source, Source::First);
+        read.value.as_deref().copied()
+    }
+
+    #[test]
+    fn what_has_changed_since_the_store_was_asked_is_not_served() {
+        let (first, changes) = first();
+        let mark = changes.mark("k");
+        first.put(&"k", &read(1), mark, LONG);
+        assert_eq!(get(&first, Freshness::Any), Some(1));
+        changes.changed(b"k");
+        assert_eq!(get(&first, Freshness::Any), None);
+        // The message comes between the answer of the store and the fill.
+        let mark = changes.mark("k");
+        changes.changed(b"k");
+        first.put(&"k", &read(1), mark, LONG);
+        assert_eq!(get(&first, Freshness::Any), None);
+        assert_eq!(first.hits(), 1);
+    }
+
+    #[test]
+    fn what_may_have_been_missed_is_forgotten() {
+        let (first, changes) = first();
+        let early = changes.mark("k");
+        first.put(&"k", &read(1), early, LONG);
+        changes.missed();
+        assert_eq!(get(&first, Freshness::Any), None);
+        let late = changes.mark("k");
+        changes.caught_up(Watch::now());
+        assert_eq!(get(&first, Freshness::Any), None, "not when it is heard again either");
+        first.put(&"k", &read(1), early, LONG);
+        assert_eq!(get(&first, Freshness::Any), None, "nor by who asked before");
+        first.put(&"k", &read(2), late, LONG);
+        assert_eq!((get(&first, Freshness::Any), changes.flushes()), (Some(2), 1));
+    }
+
+    #[test]
+    fn reads_get_what_they_ask_for_or_nothing() {
+        let (first, changes) = first();
+        first.put(&"k", &read(1), changes.mark("k"), LONG);
+        let (short, second) = (Duration::from_millis(999), Duration::from_secs(1));
+        for (freshness, found) in [
+            (Freshness::Any, true),
+            (Freshness::Stale(short), true),
+            (Freshness::AtLeast(7), true),
+            (Freshness::AtLeast(8), false),
+            (Freshness::MaxAge(second), true),
+            (Freshness::MaxAge(short), false),
+            (Freshness::Latest, false),
+        ] {
+            assert_eq!(get(&first, freshness).is_some(), found, "{freshness:?}");
+        }
+        first.put(&"k", &read(1), changes.mark("k"), Duration::ZERO);
+        assert_eq!(get(&first, Freshness::Any), None, "its time is over");
+    }
+
+    #[test]
+    fn nonsense_is_refused() {
+        for level in [
+            FirstLevel::new(0),
+            FirstLevel::new(1).bound(Duration::from_millis(49)),
+            FirstLevel::new(1).ttl(Duration::ZERO),
+        ] {
+            assert!(matches!(First::<u8, u8>::new(level), Err(Error::Config(_))), "{level:?}");
+        }
+    }
+}

@@ -1,0 +1,158 @@
+//! What has changed at the store, and how far that is known. Nothing here waits or talks to anybody.
+
+use std::fmt;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
+
+use rustix::time::{ClockId, clock_gettime};
+
+use crate::hash::hash;
+
+/// Keys share their generation with a 65,536th of the others: a change of one costs a look at the store for each of
+/// those that are kept.
+const PLACES: usize = 1 << 16;
+
+/// The hand of the coarse clock moves at least so often.
+const TICK: u64 = 10_000_000;
+
+/// What a [store](crate::Store) tells a [first level](crate::FirstLevel): which keys have changed, and how far that
+/// is known.
+pub struct Watch {
+    generations: Box<[AtomicU32]>,
+    /// Until when what is known will do; 0: nothing is known.
+    good_until: AtomicU64,
+    flushes: AtomicU64,
+    bound: Duration,
+}
+
+/// The generation of a key at some time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Mark {
+    place: u16,
+    generation: u32,
+}
+
+impl Mark {
+    pub(crate) fn place(self) -> usize {
+        usize::from(self.place)
+    }
+}
+
+impl Watch {
+    pub(crate) fn new(bound: Duration) -> Self {
+        let generations = (0..PLACES).map(|_| AtomicU32::new(0)).collect();
+        Self { generations, good_until: AtomicU64::new(0), flushes: AtomicU64::new(0), bound }
+    }
+
+    /// The time in nanoseconds, by a clock that is cheap to ask: it may be late by its tick.
+    pub fn now() -> u64 {
+        let now = clock_gettime(ClockId::MonotonicCoarse);
+        let secs = u64::try_from(now.tv_sec).unwrap_or(0);
+        secs * 1_000_000_000 + u64::try_from(now.tv_nsec).unwrap_or(0)
+    }
+
+    /// How often a store should say how far it is known.
+    pub fn interval(&self) -> Duration {
+        self.bound / 4
+    }
+
+    /// What is under this key has changed.
+    pub fn changed(&self, key: &[u8]) {
+        self.generation(place(key)).fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Anything may have changed. Nothing is served before the next [`caught_up`](Self::caught_up).
+    pub fn missed(&self) {
+        // Not when nothing was known anyway.
+        if self.good_until.swap(0, Ordering::SeqCst) > 0 {
+            self.flushes.fetch_add(1, Ordering::Relaxed);
+        }
+        for generation in &self.generations {
+            generation.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    /// Every change has been told that was acknowledged before that time, by [`now`](Self::now).
+    pub fn caught_up(&self, then: u64) {
+        let until = then.saturating_add(nanos(self.bound)).saturating_sub(TICK);
+        self.good_until.store(until, Ordering::SeqCst);
+    }
+
+    pub(crate) fn flushes(&self) -> u64 {
+        self.flushes.load(Ordering::Relaxed)
+    }
+
+    /// The generation of a key, to be asked for before the store is.
+    pub(crate) fn mark(&self, key: &str) -> Mark {
+        let place = place(key.as_bytes());
+        Mark { place, generation: self.generation(place).load(Ordering::SeqCst) }
+    }
+
+    /// Whether nothing has changed since that mark, as far as must be known now, and it is not over.
+    pub(crate) fn holds(&self, mark: Mark, ends: u64) -> bool {
+        // In this order: who sees how far it is known must see what is known.
+        let until = self.good_until.load(Ordering::SeqCst).min(ends);
+        self.generation(mark.place).load(Ordering::SeqCst) == mark.generation && Self::now() < until
+    }
+
+    fn generation(&self, place: u16) -> &AtomicU32 {
+        &self.generations[usize::from(place)]
+    }
+}
+
+fn place(key: &[u8]) -> u16 {
+    let [.., one, two] = hash(key).to_be_bytes();
+    u16::from_be_bytes([one, two])
+}
+
+pub(crate) fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+impl fmt::Debug for Watch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { good_until, flushes, bound, .. } = self;
+        let mut debug = f.debug_struct("Watch");
+        debug.field("good_until", good_until).field("flushes", flushes).field("bound", bound);
+        debug.finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_holds_for_as_long_as_it_is_known_and_no_longer() {
+        let second = Duration::from_secs(1);
+        let changes = Watch::new(second);
+        let mark = changes.mark("k");
+        assert!(!changes.holds(mark, u64::MAX), "nobody has said anything");
+        let now = Watch::now();
+        changes.caught_up(now);
+        assert!(changes.holds(mark, u64::MAX));
+        assert!(!changes.holds(mark, now));
+        changes.caught_up(now.saturating_sub(nanos(second)));
+        assert!(!changes.holds(mark, u64::MAX), "what is known is a second old");
+        changes.caught_up(now);
+        changes.changed(b"other");
+        assert!(changes.holds(mark, u64::MAX));
+        changes.changed(b"k");
+        assert!(!changes.holds(mark, u64::MAX));
+        assert_eq!(changes.interval(), second / 4);
+    }
+
+    /// A clock that is late would make the bound longer.
+    #[test]
+    fn the_clock_is_not_later_than_its_tick() {
+        let fine = || {
+            let now = clock_gettime(ClockId::Monotonic);
+            let (secs, nanos) = (now.tv_sec.cast_unsigned(), now.tv_nsec.cast_unsigned());
+            secs * 1_000_000_000 + nanos
+        };
+        for _ in 0..1000 {
+            let before = fine();
+            assert!(Watch::now() + TICK >= before);
+        }
+    }
+}

@@ -1,0 +1,96 @@
+//! Where a cache and its first level meet.
+
+use std::hash::Hash;
+use std::time::Duration;
+
+use super::changes::Mark;
+use super::{First, FirstLevel};
+use crate::cache::{Cache, Inner, Read, Source};
+use crate::error::{Error, Result};
+use crate::freshness::Freshness;
+use crate::store::millis;
+
+impl<K, V> Cache<K, V>
+where
+    K: Clone + Eq + Hash + Send + Sync + 'static,
+    V: Send + Sync + 'static,
+{
+    /// The same cache, and all its clones, with a level in this process before its store. See [`FirstLevel`] for what
+    /// that promises.
+    ///
+    /// ```no_run
+    /// # #[tokio::main]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use lockkeeper_cache::{Cache, Error, FirstLevel, Loaded, Redis};
+    ///
+    /// let store = Redis::connect("redis://localhost").await?;
+    /// let names = Cache::builder(store)
+    ///     .namespace("user")
+    ///     .build(async |id: u64| Ok::<_, Error>(Loaded::found(format!("user {id}"))))?
+    ///     .with_first_level(FirstLevel::new(10_000))?;
+    /// # drop(names);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Config`] when the store does not tell of changes ([`Memory`](crate::Memory), which is as near
+    /// already), when there is a first level already, or an option makes no sense.
+    pub fn with_first_level(self, level: FirstLevel) -> Result<Self> {
+        let (first, changes) = First::new(level)?;
+        let inner = &self.inner;
+        if inner.first.set(Box::new(first)).is_err() {
+            return Err(Error::Config("there is a first level already".into()));
+        }
+        if !inner.store.follow(&format!("{}:", inner.settings.namespace), &changes) {
+            let store = &inner.store;
+            return Err(Error::Config(format!("no first level before {store:?}")));
+        }
+        Ok(self)
+    }
+}
+
+impl<K, V> Inner<K, V> {
+    /// What the first level has.
+    pub(crate) fn first_get(&self, key: &K, freshness: Freshness) -> Option<Read<V>> {
+        self.first.get()?.get(key, freshness, &|| self.store.now())
+    }
+
+    /// To be asked for before anything else is looked at.
+    pub(crate) fn mark(&self, name: &str) -> Option<Mark> {
+        Some(self.first.get()?.changes().mark(name))
+    }
+
+    /// Keeps what the store had, until it should be refreshed there or ends there at the latest.
+    pub(crate) fn first_put(&self, key: &K, read: &Read<V>, mark: Option<Mark>) {
+        let (Some(first), Some(mark), Source::Hit) = (self.first.get(), mark, read.source) else {
+            return;
+        };
+        let ttl = if read.value.is_some() { self.settings.ttl } else { self.settings.null_ttl };
+        let lives = self.settings.refresh_after.map_or(ttl, |after| after.min(ttl));
+        let age = self.store.now().saturating_sub(read.made);
+        let left = Duration::from_millis(millis(lives).saturating_sub(age));
+        if !left.is_zero() {
+            first.put(key, read, mark, left);
+        }
+    }
+
+    /// Does something that changes these entries at the store. Whatever came of it, nothing older is served here
+    /// afterwards.
+    pub(crate) async fn changing<T>(
+        &self,
+        names: &[&str],
+        doing: impl Future<Output = T> + Send,
+    ) -> T {
+        let changed = || {
+            if let Some(first) = self.first.get() {
+                names.iter().for_each(|name| first.changes().changed(name.as_bytes()));
+            }
+        };
+        changed();
+        let done = doing.await;
+        changed();
+        done
+    }
+}
