@@ -19,6 +19,7 @@
 //! 4. A floor only rises: a value of a smaller version is refused although the lease is there.
 //! 5. A store that may come back with what it had at an earlier time counts all of that as forgotten: values, and also
 //!    leases, which would let somebody fill, and intents, whose writers may have settled since.
+//! 6. Without a lease a value may only replace one of a smaller version.
 
 mod codec;
 #[cfg(test)]
@@ -32,7 +33,7 @@ use std::sync::{Arc, LazyLock};
 
 pub use self::step::{
     Begun, Change, Filled, Invalidation, Settled, begin, fill, give_up, intend, invalidate, set,
-    settle,
+    settle, update,
 };
 
 /// Milliseconds by the clock of the store.

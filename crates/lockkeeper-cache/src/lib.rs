@@ -84,6 +84,7 @@ mod stats;
 pub mod store;
 pub mod strategy;
 mod transaction;
+mod update;
 
 pub use audit::Audit;
 pub use builder::Builder;

@@ -78,6 +78,17 @@ pub trait Store: Debug + Send + Sync {
         None
     }
 
+    /// See [`update`](crate::entry::update), for each of these with its time to live. All keys in one round trip; not as a
+    /// whole.
+    async fn update(
+        &self,
+        updates: &[(&str, &Value, Duration)],
+        how: Invalidation,
+    ) -> Result<Vec<bool>> {
+        let _ = (updates, how);
+        Err(StoreError::new("store", "it takes no updates"))
+    }
+
     /// A page of the keys that begin with this. What is there from the first page to the last is in one of them, and perhaps
     /// in several; what comes or goes meanwhile may be missing.
     async fn list(&self, prefix: &str, from: Cursor) -> Result<Page> {

@@ -9,7 +9,7 @@ use std::hash::{BuildHasher, RandomState};
 
 use super::{
     Begun, Change, Entry, Filled, Invalidation, Lease, Millis, Slot, Ticket, Value, begin, fill,
-    intend, invalidate, settle,
+    intend, invalidate, settle, update,
 };
 
 const LEASE: Millis = 10;
@@ -25,6 +25,8 @@ struct World {
     versions: bool,
     /// Writers say beforehand that they will write.
     strong: bool,
+    /// How many writers bring the value, instead of invalidating. Of two, the other then says no version.
+    updates: usize,
     /// A value is there at first.
     warm: bool,
     /// Readers take that value and refresh it.
@@ -50,6 +52,8 @@ enum Wrong {
     InvalidatesFirst,
     /// What another server has written counts.
     Warm,
+    /// A writer puts its value where there is none.
+    UpdatesNothing,
 }
 
 #[derive(Clone, PartialEq, Eq, Hash)]
@@ -276,9 +280,11 @@ impl State {
                 }
             }
             Message::Invalidate(who, version) => {
-                let floor = if world.versions { u64::from(version) } else { 0 };
+                let named = world.versions && (world.updates == 0 || who < world.updates);
+                let floor = if named { u64::from(version) } else { 0 };
                 let how = Invalidation { floor, floor_ms: LEASE, keep_ms: 0 };
                 let change = match world.strong {
+                    _ if who < world.updates => self.update(version, how, world),
                     true => settle(self.own(world), self.now, writer(who), how).0,
                     false => invalidate(self.own(world), self.now, how),
                 };
@@ -294,6 +300,14 @@ impl State {
             }
         }
         Ok(())
+    }
+
+    fn update(&self, version: u32, how: Invalidation, world: World) -> Change {
+        let value = value(ticket(150 + u8::try_from(version).unwrap()), version, world);
+        if world.wrong == Some(Wrong::UpdatesNothing) && self.there(world).is_none() {
+            return Change::Put(Slot { entry: Entry::Value(value), expires: self.now + TTL });
+        }
+        update(self.own(world), self.now, &value, TTL, how).0
     }
 
     fn read(&mut self, who: usize, world: World) -> Option<Result<(), String>> {
@@ -481,8 +495,19 @@ fn worlds(versions: bool, strong: bool) -> impl Iterator<Item = World> {
     let faults = [(1, 0, 0, 0), (0, 1, 0, 0), (0, 0, 1, 0), (0, 0, 0, 1)];
     faults.into_iter().flat_map(move |(losses, passes, wipes, restores)| {
         [(false, false), (true, false), (true, true)].map(|(warm, refresh)| {
-            let wrong = None;
-            World { versions, strong, warm, refresh, losses, passes, wipes, restores, wrong }
+            let (wrong, updates) = (None, 0);
+            World {
+                versions,
+                strong,
+                updates,
+                warm,
+                refresh,
+                losses,
+                passes,
+                wipes,
+                restores,
+                wrong,
+            }
         })
     })
 }
@@ -500,6 +525,31 @@ fn nothing_stale_stays_and_nothing_acknowledged_is_missed() {
             );
         }
     }
+}
+
+#[test]
+fn a_writer_that_brings_its_value_leaves_nothing_stale() {
+    for (updates, world) in
+        [1, 2].into_iter().flat_map(|many| worlds(true, false).map(move |world| (many, world)))
+    {
+        let World { warm, refresh, losses, passes, wipes, .. } = world;
+        let (states, wrong) = explore(World { updates, ..world });
+        assert!(
+            // A value that is there is only replaced, which leaves little to be done.
+            states > 100 && wrong.is_empty(),
+            "{states} states, {wrong:?} with updates {updates}, warm {warm}, refresh {refresh}, losses {losses}, passes {passes}, wipes {wipes}"
+        );
+    }
+}
+
+#[test]
+fn it_sees_a_writer_that_puts_its_value_where_there_is_none() {
+    let found = worlds(true, false).any(|world| {
+        let wrong = Some(Wrong::UpdatesNothing);
+        let (_, found) = explore(World { wrong, updates: 2, ..world });
+        found.iter().any(|what| what.contains("stays"))
+    });
+    assert!(found, "it did not see what is wrong");
 }
 
 fn must_see(wrong: Wrong, says: &str) {

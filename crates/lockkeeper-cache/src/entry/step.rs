@@ -190,6 +190,37 @@ pub fn invalidate(slot: Option<&Slot>, now: Millis, how: Invalidation) -> Change
     }
 }
 
+/// A writer has committed this value, in a version from 1 on. Whether it is there now, in that version. May be sent again,
+/// and may come late. `how`: as for [`invalidate`]; its floor is the version.
+///
+/// It only ever replaces an older value. Where there is none nobody knows what was committed since: the store may have
+/// forgotten that a later version was invalidated, and then a late writer would bring its own back for good. So
+/// there, and over a value whose version is not known, it is an invalidation to that version.
+pub fn update(
+    slot: Option<&Slot>,
+    now: Millis,
+    value: &Value,
+    ttl_ms: Millis,
+    how: Invalidation,
+) -> (Change, bool) {
+    match live(slot, now).map(|slot| &slot.entry) {
+        Some(Entry::Value(there)) if there.version > 0 && there.version == value.version => {
+            (Change::Keep, true)
+        }
+        Some(Entry::Value(there))
+            if there.version > 0
+                && there.version < value.version
+                && there.schema <= value.schema =>
+        {
+            // The database has had it since some time after the load of what was there.
+            let (lease, made, cost) = (Lease::NONE, there.made, there.cost);
+            let value = Value { lease, made, cost, ..value.clone() };
+            (put(Entry::Value(value), now + ttl_ms), true)
+        }
+        _ => (invalidate(slot, now, Invalidation { floor: value.version, ..how }), false),
+    }
+}
+
 /// A writer is about to change the database: nothing is served or filled until it has settled, or for `ttl_ms`.
 /// May be sent again before that.
 pub fn intend(slot: Option<&Slot>, now: Millis, writer: Ticket, ttl_ms: Millis) -> Change {

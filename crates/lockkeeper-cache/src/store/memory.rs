@@ -257,6 +257,17 @@ impl Store for Memory {
         Some(self)
     }
 
+    async fn update(
+        &self,
+        updates: &[(&str, &Value, Duration)],
+        how: Invalidation,
+    ) -> Result<Vec<bool>> {
+        let each = updates.iter().map(|(key, value, ttl)| {
+            self.step(key, |slot, now| entry::update(slot, now, value, millis(*ttl), how))
+        });
+        Ok(each.collect())
+    }
+
     async fn list(&self, prefix: &str, from: Cursor) -> Result<Page> {
         let at = usize::try_from(from.at).unwrap_or(SHARDS);
         let Some(shard) = self.shared.shards.get(at) else { return Ok(Page::default()) };

@@ -52,6 +52,7 @@ scripts! {
     RESIGN = lua!("resign.lua");
     SCHEDULE = lua!("schedule.lua");
     SETTLE = lua!("invalidate_one.lua"), lua!("settle.lua");
+    UPDATE = lua!("invalidate_one.lua"), lua!("update.lua");
 }
 
 /// What all write who do not care which server they write to.
@@ -341,6 +342,36 @@ impl Store for Redis {
 
     fn deletes(&self) -> Option<&dyn Deletes> {
         Some(self)
+    }
+
+    async fn update(
+        &self,
+        updates: &[(&str, &Value, Duration)],
+        how: Invalidation,
+    ) -> Result<Vec<bool>> {
+        let (_, floor_ms, keep_ms) = words(how);
+        let keys: Vec<String> = updates.iter().map(|(key, ..)| self.key(key)).collect();
+        let parts = self.parts(&keys).into_iter().map(|(places, part)| {
+            let each = places.iter().flat_map(|at| {
+                let (_, value, ttl) = updates[*at];
+                [Entry::Value(value.clone()).encode(), text(millis(ttl))]
+            });
+            let args: Vec<Vec<u8>> =
+                [floor_ms.clone(), keep_ms.clone()].into_iter().chain(each).collect();
+            async move {
+                let args: Vec<&[u8]> = args.iter().map(Vec::as_slice).collect();
+                (places, self.run(&UPDATE, &part, &args).await)
+            }
+        });
+        let mut stored = vec![false; updates.len()];
+        // All of them, also when one fails: each is worth something.
+        for (places, reply) in join_all(parts).await {
+            let reply = reply?;
+            for (at, reply) in places.into_iter().zip(&reply[1..]) {
+                stored[at] = *reply == Reply::Int(1);
+            }
+        }
+        Ok(stored)
     }
 
     async fn list(&self, prefix: &str, from: Cursor) -> Result<Page> {

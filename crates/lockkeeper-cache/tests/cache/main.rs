@@ -18,4 +18,5 @@ mod restored;
 mod stores;
 mod tables;
 mod transactions;
+mod updates;
 mod write_behind;

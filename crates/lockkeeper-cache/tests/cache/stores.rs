@@ -51,6 +51,13 @@ enum Step {
         floor_for: u64,
         keep: u64,
     },
+    Update {
+        ticket: u8,
+        version: u64,
+        ttl: u64,
+        floor_for: u64,
+        keep: u64,
+    },
     /// So many units pass.
     Pass(u64),
 }
@@ -61,36 +68,55 @@ enum Answer {
     Begun(Begun),
     Filled(Filled),
     Settled(Settled),
+    Updated(bool),
     Done,
 }
 
+fn id(random: &mut Random) -> u8 {
+    1 + u8::try_from(random.below(3)).unwrap()
+}
+
 /// Steps happen at even times, and what they begin ends at odd ones: so never at the same time.
-fn random_step(random: &mut Random) -> Step {
-    let id = |random: &mut Random| 1 + u8::try_from(random.below(3)).unwrap();
-    let odd = |random: &mut Random| 1 + 2 * random.below(4);
-    // Also such as have no exact number in Lua, and differ in the last bit only.
+fn odd(random: &mut Random) -> u64 {
+    1 + 2 * random.below(4)
+}
+
+fn keep(random: &mut Random) -> u64 {
+    if random.below(2) == 0 { 0 } else { odd(random) }
+}
+
+/// Also such as have no exact number in Lua, and differ in the last bit only.
+fn version(random: &mut Random) -> u64 {
     let versions = [0, 1, 2, (1 << 60) + 1, (1 << 60) + 2, u64::MAX];
-    let version = |random: &mut Random| versions[usize::try_from(random.below(6)).unwrap()];
-    let keep = |random: &mut Random| if random.below(2) == 0 { 0 } else { odd(random) };
-    match random.below(13) {
-        0..=2 => {
+    versions[usize::try_from(random.below(6)).unwrap()]
+}
+
+fn random_step(random: &mut Random) -> Step {
+    match random.below(19) {
+        0..=4 => {
             let except = (random.below(3) > 0).then(|| id(random));
             Step::Begin { ticket: id(random), lease: odd(random), except }
         }
-        3..=5 => Step::Fill { ticket: id(random), version: version(random), ttl: odd(random) },
-        6 => Step::GiveUp { ticket: id(random) },
-        7 => {
+        5..=9 => Step::Fill { ticket: id(random), version: version(random), ttl: odd(random) },
+        10 => Step::GiveUp { ticket: id(random) },
+        11 => {
             Step::Invalidate { floor: version(random), floor_for: odd(random), keep: keep(random) }
         }
-        8 => Step::Intend { writer: id(random), ttl: odd(random) },
-        9 => {
+        12 => Step::Intend { writer: id(random), ttl: odd(random) },
+        13 => {
             let (writer, floor) = (id(random), version(random));
             Step::Settle { writer, floor, floor_for: odd(random), keep: keep(random) }
         }
-        10 => Step::Get,
-        11 => Step::Put { id: id(random), version: version(random), ttl: odd(random) },
+        14 => Step::Get,
+        15..=16 => random_update(random),
+        17 => Step::Put { id: id(random), version: version(random), ttl: odd(random) },
         _ => Step::Pass(2 * random.below(3)),
     }
+}
+
+fn random_update(random: &mut Random) -> Step {
+    let (ticket, version, ttl) = (id(random), version(random), odd(random));
+    Step::Update { ticket, version, ttl, floor_for: odd(random), keep: keep(random) }
 }
 
 fn ticket(id: u8) -> Ticket {
@@ -108,7 +134,8 @@ fn time(of: u64) -> Duration {
 fn value(id: u8, version: u64) -> Value {
     let payload = (!version.is_multiple_of(2)).then(|| Arc::from([0, 255, id]));
     let (lease, fill, soft) = (Lease::NONE, ticket(id), u64::MAX);
-    Value { lease, fill, version, made: 0, soft, cost: 3, schema: 4, payload }
+    let schema = 3 + u32::from(id);
+    Value { lease, fill, version, made: 0, soft, cost: id.into(), schema, payload }
 }
 
 fn how(floor: u64, floor_for: u64, keep: u64) -> Invalidation {
@@ -155,6 +182,11 @@ impl Model {
                 let (change, settled) = entry::settle(slot, now, ticket(writer), how);
                 (change, Answer::Settled(settled))
             }
+            Step::Update { ticket: by, version, ttl, floor_for, keep } => {
+                let (value, how) = (value(by, version), how(0, floor_for, keep));
+                let (change, updated) = entry::update(slot, now, &value, units(ttl), how);
+                (change, Answer::Updated(updated))
+            }
             Step::Pass(time) => {
                 self.now += units(time);
                 (Change::Keep, Answer::Done)
@@ -199,6 +231,11 @@ async fn take(store: &dyn Store, key: &str, step: &Step) -> Answer {
             let how = how(floor, floor_for, keep);
             Answer::Settled(store.settle(&[key], ticket(writer), how).await.unwrap())
         }
+        Step::Update { ticket: by, version, ttl, floor_for, keep } => {
+            let (value, how) = (value(by, version), how(0, floor_for, keep));
+            let updated = store.update(&[(key, &value, time(ttl))], how).await.unwrap();
+            Answer::Updated(updated[0])
+        }
         Step::Pass(_) => Answer::Done,
     }
 }
@@ -241,19 +278,28 @@ async fn compare(store: &dyn Store, pass: impl Fn(Millis), runs: usize, length: 
     let since = store.now();
     // At zero the model would die at no time at all.
     let mut model = Model { now: since, ..Model::default() };
-    let (mut filled, mut refused) = (0, 0);
+    let (mut filled, mut refused, mut updated) = (0, 0, 0);
+    let mut just_filled = false;
     for run in 0..runs {
         let keys = [format!("a{run}"), format!("b{run}")].map(|key| &*key.leak());
+        let mut key = keys[0];
         for _ in 0..length {
-            let key = keys[usize::try_from(random.below(2)).unwrap()];
-            let step = random_step(&mut random);
+            if !just_filled {
+                key = keys[usize::try_from(random.below(2)).unwrap()];
+            }
+            // Not often enough by chance: there must be a value to be replaced.
+            let step = match std::mem::take(&mut just_filled) {
+                true if random.below(2) == 0 => random_update(&mut random),
+                _ => random_step(&mut random),
+            };
             for step in [step, Step::Get] {
                 let expected = model.take(key, &step);
                 pass(model.now - since);
                 let answer = take(store, key, &step).await;
                 match answer {
-                    Answer::Filled(Filled::Done) => filled += 1,
+                    Answer::Filled(Filled::Done) => (filled, just_filled) = (filled + 1, true),
                     Answer::Filled(_) => refused += 1,
+                    Answer::Updated(true) => updated += 1,
                     _ => {}
                 }
                 let [answer, expected] = [answer, expected].map(|one| rounded(one, since));
@@ -261,7 +307,8 @@ async fn compare(store: &dyn Store, pass: impl Fn(Millis), runs: usize, length: 
             }
         }
     }
-    assert!(filled > runs / 2 && refused > runs / 2, "{filled} filled, {refused} refused");
+    let text = format!("{filled} filled, {refused} refused, {updated} updated");
+    assert!(filled > runs / 2 && refused > runs / 2 && updated > runs / 40, "{text}");
 }
 
 #[tokio::test]
@@ -283,5 +330,5 @@ async fn the_scripts_say_the_same_in_lua() {
             server.set_clock(Duration::from_millis(passed));
         }
     };
-    compare(&redis, pass, 40, 60).await;
+    compare(&redis, pass, 100, 60).await;
 }

@@ -1,0 +1,105 @@
+//! What is cached, replaced by what a writer has at hand.
+
+use std::fmt::Display;
+use std::sync::Arc;
+
+use crate::cache::{Cache, Inner};
+use crate::entry::{Lease, Ticket, Value};
+use crate::error::{Error, Result};
+use crate::loader::Loaded;
+use crate::store::millis;
+
+impl<K, V> Cache<K, V>
+where
+    K: Clone + Display + Send + Sync + 'static,
+    V: Send + Sync + 'static,
+{
+    /// Writers have committed these values, in these versions: what is cached of an earlier version is replaced, in one round
+    /// trip for all. For each key, whether the cache has it now in this version. To be called like
+    /// [`invalidate`](Self::invalidate), and promises as much: afterwards no read that begins gets an earlier version.
+    ///
+    /// It never fills a key that has no value: the store may have forgotten that a later version was committed,
+    /// and a writer that is late would put its own there for good. Such a key is invalidated to this version, and the
+    /// next read loads it. So it is with a value whose version is not known, or that a newer program wrote.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Config`] for a value without a [version](Loaded::version), and then nothing was done; else as for
+    /// [`invalidate`](Self::invalidate), with the same remedy.
+    ///
+    /// ```
+    /// # #[tokio::main]
+    /// # async fn main() -> Result<(), lockkeeper_cache::Error> {
+    /// # use lockkeeper_cache::{Cache, Error, Loaded, Memory};
+    /// # let names = Cache::builder(Memory::new()).build(async |id: u64| {
+    /// #     Ok::<_, Error>(Loaded::found(format!("user {id}")).version(1))
+    /// # })?;
+    /// names.get(&7).await?;
+    /// // UPDATE users SET name = 'Ada' WHERE id IN (7, 8) RETURNING id, version
+    /// let rows = [7, 8].map(|id| (id, Loaded::found("Ada".to_owned()).version(2)));
+    /// assert_eq!(names.set_many(&rows).await?, [true, false]);
+    /// assert_eq!(names.get(&7).await?.as_deref(), Some(&"Ada".to_owned()));
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub async fn set_many(&self, values: &[(K, Loaded<V>)]) -> Result<Vec<bool>> {
+        if values.iter().any(|(_, loaded)| loaded.version == 0) {
+            return Err(Error::Config("a value that is set needs a version from 1 on".into()));
+        }
+        let named = values.iter().map(|(key, loaded)| Ok((self.inner.name(key)?, loaded)));
+        let named: Vec<(String, &Loaded<V>)> = named.collect::<Result<_>>()?;
+        self.inner.set_many(&named).await
+    }
+}
+
+impl<K, V> Inner<K, V>
+where
+    K: Clone + Send + Sync + 'static,
+    V: Send + Sync + 'static,
+{
+    async fn set_many(self: &Arc<Self>, named: &[(String, &Loaded<V>)]) -> Result<Vec<bool>> {
+        let mut stored = vec![false; named.len()];
+        let mut fit = Vec::with_capacity(named.len());
+        for (at, (name, loaded)) in named.iter().enumerate() {
+            match self.encode(loaded.value.as_ref()) {
+                Some(payload) => fit.push((at, self.value_of(payload, loaded.version))),
+                None => {
+                    self.invalidate_names(std::slice::from_ref(name), loaded.version).await?;
+                }
+            }
+        }
+        if fit.is_empty() {
+            return Ok(stored);
+        }
+        let updates = fit.iter().map(|(at, value)| {
+            let null = value.payload.is_none();
+            let ttl = if null { self.settings.null_ttl } else { self.settings.ttl };
+            (named[*at].0.as_str(), value, ttl)
+        });
+        let updates: Vec<_> = updates.collect();
+        let update = || self.store.update(&updates, self.how(0));
+        match self.insist("an update", update).await {
+            Ok(answers) => {
+                for ((at, _), answer) in fit.iter().zip(answers) {
+                    stored[*at] = answer;
+                    self.stats.invalidations.add();
+                }
+                Ok(stored)
+            }
+            Err(error) => {
+                for (at, value) in &fit {
+                    self.owe(std::slice::from_ref(&named[*at].0), value.version);
+                }
+                Err(error)
+            }
+        }
+    }
+
+    fn value_of(&self, payload: Option<Arc<[u8]>>, version: u64) -> Value {
+        let now = self.store.now();
+        let soft = self.settings.refresh_after.map_or(u64::MAX, |after| now + millis(after));
+        let (lease, fill, schema) = (Lease::NONE, Ticket::new(), self.settings.schema);
+        // When it was loaded, and how long that took, is known of what it replaces.
+        Value { lease, fill, version, made: 0, soft, cost: 0, schema, payload }
+    }
+}
