@@ -1,5 +1,6 @@
 //! How a cache is made.
 
+use std::any::Any;
 use std::fmt::Display;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -19,6 +20,7 @@ use crate::loader::Loader;
 use crate::stats::Counters;
 use crate::store::Store;
 use crate::strategy;
+use crate::tags::{self, Tags};
 
 /// What can be chosen.
 #[derive(Clone, Debug)]
@@ -45,6 +47,8 @@ pub(crate) struct Settings {
 pub struct Builder {
     store: Arc<dyn Store>,
     pub(crate) guards: Guards,
+    /// A [`Tags`] for the type of the keys, which is not known yet.
+    tags: Option<Box<dyn Any + Send + Sync>>,
     pub(crate) settings: Settings,
     pub(crate) options: strategy::Options,
 }
@@ -68,7 +72,8 @@ impl Builder {
             max_value: 8 << 20,
             schema: 0,
         };
-        Self { store, guards: Guards::new(), settings, options: strategy::Options::default() }
+        let (guards, options) = (Guards::new(), strategy::Options::default());
+        Self { store, guards, tags: None, settings, options }
     }
 
     /// What all keys begin with, before a colon. Default `cache`. Two caches with one namespace at one store share their
@@ -139,6 +144,15 @@ impl Builder {
         self
     }
 
+    /// Gives keys tags, by which they can be invalidated together: see [`Cache::invalidate_tag`].
+    pub fn tags<K: 'static>(
+        mut self,
+        tags: impl Fn(&K) -> Vec<String> + Send + Sync + 'static,
+    ) -> Self {
+        self.tags = Some(Box::new(Box::new(tags) as Tags<K>));
+        self
+    }
+
     /// The longest value that is cached, encoded, in bytes. Default 8 MiB.
     pub fn max_value(mut self, bytes: usize) -> Self {
         self.settings.max_value = bytes;
@@ -185,8 +199,9 @@ impl Builder {
         K: Clone + Display + Send + Sync + 'static,
         V: Send + Sync + 'static,
     {
-        let Self { store, guards, settings, .. } = self;
+        let Self { store, guards, tags, settings, .. } = self;
         check(&settings)?;
+        let tags = tags.map(tags::of).transpose()?;
         let (loader, codec) = (Box::new(loader), Box::new(codec));
         let (loads, flights) = (Semaphore::new(settings.max_loads), Flights::new());
         let (stats, debt, audits) = (Counters::default(), Debt::new(debt::MOST), Audits::default());
@@ -200,6 +215,7 @@ impl Builder {
             flights,
             debt,
             first,
+            tags,
             settings,
             stats,
             audits,

@@ -25,6 +25,7 @@ use crate::load::{Decoded, Outcome, Plan};
 use crate::loader::Loader;
 use crate::stats::{Counters, Stats};
 use crate::store::{self, Seen, Store, millis};
+use crate::tags::Tags;
 
 /// Between two attempts at an invalidation that the store failed at.
 const RETRY: Duration = Duration::from_millis(20);
@@ -59,6 +60,7 @@ pub(crate) struct Inner<K, V> {
     pub(crate) flights: Flights<Outcome<V>>,
     pub(crate) debt: Debt,
     pub(crate) first: OnceLock<Box<dyn Level<K, V>>>,
+    pub(crate) tags: Option<Tags<K>>,
     pub(crate) settings: Settings,
     pub(crate) stats: Counters,
     pub(crate) audits: Audits<K>,

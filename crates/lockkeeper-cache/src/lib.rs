@@ -83,6 +83,7 @@ pub mod outbox;
 mod stats;
 pub mod store;
 pub mod strategy;
+mod tags;
 mod transaction;
 mod update;
 

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt;
+use futures_util::future::join;
 use lockkeeper::clock::Instant;
 use tokio::runtime::Handle;
 use tokio::time::{sleep, timeout};
@@ -114,7 +115,13 @@ where
             let mut held =
                 Held { inner: Arc::clone(self), name: name.to_owned(), ticket, armed: true };
             let lease = self.settings.lease;
-            let there = match self.store.begin(name, ticket, lease, except).await {
+            let begin = self.store.begin(name, ticket, lease, except);
+            let (begun, tagged) = join(begin, self.tag(key, name)).await;
+            let there = match begun {
+                // Its tags would not find it.
+                Ok(Begun::Granted { .. }) if tagged.is_err() => {
+                    return self.bypass(key, None).await;
+                }
                 Ok(Begun::Granted { now, .. }) => {
                     if except.is_some() {
                         self.stats.refreshes.add();

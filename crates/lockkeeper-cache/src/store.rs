@@ -102,6 +102,19 @@ pub trait Store: Debug + Send + Sync {
         let _ = (prefix, changes);
         false
     }
+
+    /// Adds a key to the set of each of these tags, for this time or longer; in one round trip. Tags are named like keys, and no
+    /// key has the name of one.
+    async fn tag(&self, key: &str, tags: &[&str], time: Duration) -> Result<()> {
+        let _ = (key, tags, time);
+        Err(StoreError::new("store", "it has no tags"))
+    }
+
+    /// A page of the keys in the set of a tag, as for [`list`](Self::list).
+    async fn tagged(&self, tag: &str, from: Cursor) -> Result<Page> {
+        let _ = (tag, from);
+        Err(StoreError::new("store", "it has no tags"))
+    }
 }
 
 /// Where a listing goes on; the default is its beginning.

@@ -3,6 +3,8 @@
 use std::fmt::Display;
 use std::sync::Arc;
 
+use futures_util::future::join_all;
+
 use crate::cache::{Cache, Inner};
 use crate::entry::{Lease, Ticket, Value};
 use crate::error::{Error, Result};
@@ -48,7 +50,12 @@ where
         }
         let named = values.iter().map(|(key, loaded)| Ok((self.inner.name(key)?, loaded)));
         let named: Vec<(String, &Loaded<V>)> = named.collect::<Result<_>>()?;
-        self.inner.set_many(&named).await
+        // They live on, so their tags must know them for longer.
+        let tagging =
+            values.iter().zip(&named).map(|((key, _), (name, _))| self.inner.tag(key, name));
+        let tagged: Vec<bool> =
+            join_all(tagging).await.iter().map(std::result::Result::is_ok).collect();
+        self.inner.set_many(&named, &tagged).await
     }
 }
 
@@ -57,11 +64,15 @@ where
     K: Clone + Send + Sync + 'static,
     V: Send + Sync + 'static,
 {
-    async fn set_many(self: &Arc<Self>, named: &[(String, &Loaded<V>)]) -> Result<Vec<bool>> {
+    async fn set_many(
+        self: &Arc<Self>,
+        named: &[(String, &Loaded<V>)],
+        tagged: &[bool],
+    ) -> Result<Vec<bool>> {
         let mut stored = vec![false; named.len()];
         let mut fit = Vec::with_capacity(named.len());
         for (at, (name, loaded)) in named.iter().enumerate() {
-            match self.encode(loaded.value.as_ref()) {
+            match self.encode(loaded.value.as_ref()).filter(|_| tagged[at]) {
                 Some(payload) => fit.push((at, self.value_of(payload, loaded.version))),
                 None => {
                     self.invalidate_names(std::slice::from_ref(name), loaded.version).await?;

@@ -187,6 +187,36 @@ impl Store for Grouped {
         Ok(all)
     }
 
+    async fn update(
+        &self,
+        updates: &[(&str, &Value, Duration)],
+        how: Invalidation,
+    ) -> Result<Vec<bool>> {
+        let keys: Vec<&str> = updates.iter().map(|(key, ..)| *key).collect();
+        let parts = self.parts(&keys);
+        let done = parts.iter().map(|part| async {
+            let updates: Vec<_> = part.places.iter().map(|at| updates[*at]).collect();
+            part.store.update(&updates, how).await
+        });
+        let mut stored = vec![false; updates.len()];
+        for (part, done) in parts.iter().zip(join_all(done).await) {
+            for (at, done) in part.places.iter().zip(done?) {
+                stored[*at] = done;
+            }
+        }
+        Ok(stored)
+    }
+
+    async fn tag(&self, key: &str, tags: &[&str], time: Duration) -> Result<()> {
+        let parts = self.parts(tags);
+        let done = join_all(parts.iter().map(|part| part.store.tag(key, &part.keys, time))).await;
+        done.into_iter().collect()
+    }
+
+    async fn tagged(&self, tag: &str, from: Cursor) -> Result<Page> {
+        self.of(tag).tagged(tag, from).await
+    }
+
     /// One after the other. The part is the name of a store, and what that one calls its own.
     async fn list(&self, prefix: &str, from: Cursor) -> Result<Page> {
         let (name, part) = from.part.split_once('\n').unwrap_or_default();

@@ -45,9 +45,18 @@ pub struct Memory {
 
 struct Shared {
     shards: [Mutex<Shard>; SHARDS],
+    /// The keys of each tag, and until when each is remembered.
+    tags: Mutex<HashMap<String, Members>>,
     hasher: RandomState,
     clock: Box<dyn Fn() -> Millis + Send + Sync>,
     queues: Mutex<HashMap<String, deletes::Queue>>,
+}
+
+#[derive(Default)]
+struct Members {
+    until: HashMap<Box<str>, Millis>,
+    /// How many there were when those that had ended were last removed.
+    kept: usize,
 }
 
 #[derive(Default)]
@@ -90,8 +99,8 @@ impl Memory {
         let shard = |_| Mutex::new(Shard { capacity, ..Shard::default() });
         let shards = std::array::from_fn(shard);
         let (hasher, clock) = (RandomState::new(), Box::new(clock));
-        let queues = Mutex::default();
-        Self { shared: Arc::new(Shared { shards, hasher, clock, queues }) }
+        let (tags, queues) = (Mutex::default(), Mutex::default());
+        Self { shared: Arc::new(Shared { shards, tags, hasher, clock, queues }) }
     }
 
     /// How many entries there are, ended ones included.
@@ -107,6 +116,8 @@ impl Memory {
     /// Forgets everything, leases and intents included. Nothing that is under way is filled afterwards.
     pub fn clear(&self) {
         self.shared.shards.iter().for_each(|shard| shard.lock().slots.clear());
+        // Not earlier: what is tagged and not there is harmless.
+        self.shared.tags.lock().clear();
     }
 
     fn shard(&self, key: &str) -> &Mutex<Shard> {
@@ -276,6 +287,28 @@ impl Store for Memory {
         let keys = keys.map(|key| key.to_string()).collect();
         let next = (at + 1 < SHARDS).then(|| Cursor { at: from.at + 1, ..from });
         Ok(Page { keys, next })
+    }
+
+    async fn tag(&self, key: &str, tags: &[&str], time: Duration) -> Result<()> {
+        let mut sets = self.shared.tags.lock();
+        let now = (self.shared.clock)();
+        for tag in tags {
+            let set = sets.entry((*tag).to_owned()).or_default();
+            let until = set.until.entry(key.into()).or_default();
+            *until = (*until).max(now + millis(time));
+            // Now and then: each addition pays for a look at two.
+            if set.until.len() > 2 * set.kept + SAMPLE {
+                set.until.retain(|_, until| *until > now);
+                set.kept = set.until.len();
+            }
+        }
+        Ok(())
+    }
+
+    async fn tagged(&self, tag: &str, _: Cursor) -> Result<Page> {
+        let sets = self.shared.tags.lock();
+        let keys = sets.get(tag).map(|set| set.until.keys().map(|key| key.to_string()).collect());
+        Ok(Page { keys: keys.unwrap_or_default(), next: None })
     }
 }
 

@@ -52,6 +52,7 @@ scripts! {
     RESIGN = lua!("resign.lua");
     SCHEDULE = lua!("schedule.lua");
     SETTLE = lua!("invalidate_one.lua"), lua!("settle.lua");
+    TAG = lua!("tag.lua");
     UPDATE = lua!("invalidate_one.lua"), lua!("update.lua");
 }
 
@@ -376,6 +377,14 @@ impl Store for Redis {
 
     async fn list(&self, prefix: &str, from: Cursor) -> Result<Page> {
         list::keys(&self.servers, prefix, from).await
+    }
+
+    async fn tag(&self, key: &str, tags: &[&str], time: Duration) -> Result<()> {
+        self.run_many(&TAG, tags, &[key.as_bytes(), &text(millis(time))]).await.map(|_| ())
+    }
+
+    async fn tagged(&self, tag: &str, from: Cursor) -> Result<Page> {
+        list::members(&self.servers, &self.key(tag), from).await
     }
 
     fn follow(&self, prefix: &str, changes: &Arc<Watch>) -> bool {

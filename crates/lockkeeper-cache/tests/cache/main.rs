@@ -17,6 +17,7 @@ mod races;
 mod restored;
 mod stores;
 mod tables;
+mod tags;
 mod transactions;
 mod updates;
 mod write_behind;

@@ -29,6 +29,17 @@ pub(super) async fn keys(servers: &Keyspace, prefix: &str, from: Cursor) -> Resu
     Ok(Page { keys: keys.collect(), next })
 }
 
+/// A page of the members of a set.
+pub(super) async fn members(servers: &Keyspace, key: &str, from: Cursor) -> Result<Page> {
+    let mut scan = redis::cmd("ZSCAN");
+    scan.arg(key).arg(from.at).arg("COUNT").arg(COUNT);
+    let (at, members): (u64, Vec<(Vec<u8>, f64)>) =
+        servers.query(key, &scan).await.map_err(failed)?;
+    let keys = members.into_iter().filter_map(|(key, _)| String::from_utf8(key).ok());
+    let next = (at > 0).then(|| Cursor { at, ..from });
+    Ok(Page { keys: keys.collect(), next })
+}
+
 /// Text that a pattern takes as it is.
 fn escaped(text: &str) -> String {
     text.chars().fold(String::with_capacity(text.len()), |mut pattern, letter| {
