@@ -6,7 +6,7 @@
 //! - Write: take the lock of the key exclusively; commit to the database; delete the entry.
 //!
 //! The lock is a fair [read-write lock](lockkeeper::Locks::rw_lock) `lock:<namespace>:<key>` of the
-//! [`Locks`](lockkeeper::Locks) given to [`locks`](crate::Builder::locks). All who read or write the table must use the
+//! [`Locks`] given to [`locks`](crate::Builder::locks). All who read or write the table must use the
 //! same ones.
 //!
 //! # What it promises

@@ -119,6 +119,7 @@ impl WriteBehind {
         let wake = Arc::new(Notify::new());
         let applier = Applier {
             cache: Arc::downgrade(inner),
+            store: Arc::clone(&inner.store),
             database: Arc::clone(&base.database),
             log: Arc::clone(&log),
             wake: Arc::clone(&wake),

@@ -6,7 +6,7 @@
 //! - Write: take the lock of the key, commit to the database, then `SET` what it has now. When the commit failed, when the
 //!   value cannot be set or when the lock was lost meanwhile, delete the entry instead.
 //!
-//! The lock is a [mutex](lockkeeper::Locks::mutex) `lock:<namespace>:<key>` of the [`Locks`](lockkeeper::Locks) given to
+//! The lock is a [mutex](lockkeeper::Locks::mutex) `lock:<namespace>:<key>` of the [`Locks`] given to
 //! [`locks`](crate::Builder::locks). All who write the table must use the same ones.
 //!
 //! # What it promises

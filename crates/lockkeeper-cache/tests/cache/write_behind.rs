@@ -8,9 +8,10 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use lockkeeper_cache::entry::{Filled, Lease, Ticket, Value};
 use lockkeeper_cache::{
     BoxError, Builder, Cache, Database, Error, Freshness, Loaded, Loader, Memory, Order, Redis,
-    Source, Strategy, Table,
+    Source, Store, Strategy, Table,
 };
 use parking_lot::Mutex;
 use testkit::nodes::Cluster;
@@ -27,6 +28,7 @@ struct Ordered {
     rows: Arc<Mutex<HashMap<u32, Row>>>,
     fails: Arc<AtomicBool>,
     panics: Arc<AtomicBool>,
+    asked: Arc<AtomicUsize>,
     refused: Arc<AtomicUsize>,
 }
 
@@ -67,6 +69,7 @@ impl Database<u32, String> for Ordered {
         name: Option<&String>,
         order: Option<Order>,
     ) -> Result<u64, BoxError> {
+        self.asked.fetch_add(1, Ordering::SeqCst);
         assert!(!self.panics.load(Ordering::SeqCst), "told to");
         if self.fails.load(Ordering::SeqCst) {
             return Err("no database".into());
@@ -154,13 +157,13 @@ async fn nothing_that_is_loaded_comes_before_a_change_that_waits() {
     // Under a lease that it gets before the change.
     let (store, key) =
         (Redis::connect_warm(&format!("redis://{}", server.address())).await.unwrap(), "{t}:1");
-    let ticket = lockkeeper_cache::entry::Ticket::new();
+    let ticket = Ticket::new();
     let lease = Duration::from_secs(60);
-    lockkeeper_cache::Store::begin(&store, key, ticket, lease, None).await.unwrap();
+    store.begin(key, ticket, lease, None).await.unwrap();
     database.fail(true);
     write(&old, 1, "new").await;
-    let value = lockkeeper_cache::entry::Value {
-        lease: lockkeeper_cache::entry::Lease::NONE,
+    let value = Value {
+        lease: Lease::NONE,
         fill: ticket,
         version: 1,
         made: 0,
@@ -169,8 +172,8 @@ async fn nothing_that_is_loaded_comes_before_a_change_that_waits() {
         schema: 0,
         payload: None,
     };
-    let filled = lockkeeper_cache::Store::fill(&store, key, &value, lease).await.unwrap();
-    assert_eq!(filled, lockkeeper_cache::entry::Filled::Gone);
+    let filled = store.fill(key, &value, lease).await.unwrap();
+    assert_eq!(filled, Filled::Gone);
     assert_eq!(read(&old, 1).await.as_deref(), Some("new"));
     // By a program that cannot read the change.
     let later = builder(&server).await.schema(1).table(Strategy::WriteBehind, database.clone());
@@ -195,23 +198,50 @@ async fn an_entry_that_was_lost_does_not_outlive_the_change() {
     assert_eq!(read(&table, 1).await.as_deref(), Some("new"));
 }
 
+/// How often anybody has looked at a log.
+async fn looks(raw: &Raw) -> usize {
+    let stats = format!("{:?}", raw.ask("INFO commandstats").await);
+    let calls = stats.split("cmdstat_xrange:calls=").nth(1).and_then(|rest| rest.split(',').next());
+    calls.map_or(0, |calls| calls.parse().unwrap())
+}
+
 #[tokio::test]
 async fn a_change_of_another_program_waits_for_it() {
     let server = server::redis(&[]).await;
+    let raw = Raw::connect(server.address()).await;
     let database = Ordered::default();
-    database.fail(true);
-    let old = table(&server, &database).await;
+    let broken = Ordered { fails: Arc::new(AtomicBool::new(true)), ..database.clone() };
+    let old = table(&server, &broken).await;
     write(&old, 1, "old").await;
     drop(old);
-    database.fail(false);
-    let new = builder(&server).await.schema(1).table(Strategy::WriteBehind, database.clone());
-    let new = new.unwrap();
+    let (asked, ours) = (Arc::default(), database.clone());
+    let ours = Ordered { asked: Arc::clone(&asked), ..ours };
+    let new = builder(&server).await.schema(1).table(Strategy::WriteBehind, ours).unwrap();
     write(&new, 1, "new").await;
-    // Neither dropped nor turned around.
+    let before = looks(&raw).await;
+    eventually("it has looked", async || looks(&raw).await > before + 3).await;
+    assert_eq!((new.pending().await.unwrap(), database.get(1)), (2, None));
     let old = table(&server, &database).await;
     soon("a flush", new.flush()).await.unwrap();
     assert_eq!((database.get(1).as_deref(), database.rows.lock()[&1].1), (Some("new"), 2));
+    assert_eq!(asked.load(Ordering::SeqCst), 1);
     drop(old);
+}
+
+/// As soon as one is gone that says so, and not when its lease ends.
+#[tokio::test]
+async fn the_right_to_apply_is_given_back() {
+    let server = server::redis(&[]).await;
+    let database = Ordered::default();
+    let builder = async || builder(&server).await.lease(Duration::from_secs(3600));
+    let one = builder().await.table(Strategy::WriteBehind, database.clone()).unwrap();
+    write(&one, 1, "a").await;
+    soon("a flush", one.flush()).await.unwrap();
+    let other = builder().await.table(Strategy::WriteBehind, database.clone()).unwrap();
+    drop(one);
+    write(&other, 1, "b").await;
+    soon("a flush", other.flush()).await.unwrap();
+    assert_eq!(database.get(1).as_deref(), Some("b"));
 }
 
 #[tokio::test]
@@ -221,7 +251,7 @@ async fn a_database_that_panics_is_asked_again() {
     database.panics.store(true, Ordering::SeqCst);
     let table = table(&server, &database).await;
     write(&table, 1, "a").await;
-    eventually("it was asked", async || Arc::strong_count(&database.rows) > 1).await;
+    eventually("it was asked", async || database.asked.load(Ordering::SeqCst) > 1).await;
     assert_eq!(table.pending().await.unwrap(), 1);
     database.panics.store(false, Ordering::SeqCst);
     soon("a flush", table.flush()).await.unwrap();

@@ -18,7 +18,7 @@ use crate::cache::Inner;
 use crate::database::Database;
 use crate::entry::Ticket;
 use crate::error::BoxError;
-use crate::store::{Change, Changes};
+use crate::store::{Change, Changes, Store};
 
 /// So many are taken from the log at a time.
 const BATCH: usize = 100;
@@ -32,6 +32,7 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_
 /// Applies the changes of one table, when it is its turn.
 pub(super) struct Applier<K, V> {
     pub(super) cache: Weak<Inner<K, V>>,
+    pub(super) store: Arc<dyn Store>,
     pub(super) database: Arc<dyn Database<K, V>>,
     pub(super) log: Arc<str>,
     pub(super) wake: Arc<Notify>,
@@ -90,9 +91,7 @@ where
             () = kept => tracing::warn!("the lease of those who write behind is lost"),
             () = self.lead(pause) => {}
         }
-        if let Some(inner) = self.cache.upgrade()
-            && let Some(changes) = inner.store.changes()
-        {
+        if let Some(changes) = self.store.changes() {
             // Else it ends by itself.
             let _ = changes.resign(&self.log, ticket).await;
         }
