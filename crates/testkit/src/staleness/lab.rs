@@ -288,11 +288,11 @@ impl Actor {
             if let Poll::Ready(moved) = self.poll(&waker) {
                 return moved;
             }
+            // Who only lets others go first is woken by the runtime, and by it alone.
+            tokio::task::yield_now().await;
             if !woken.0.swap(false, Ordering::SeqCst) {
                 return Moved::Blocked;
             }
-            // The runtime gives each task so much to do between two of these.
-            tokio::task::yield_now().await;
         }
     }
 }
