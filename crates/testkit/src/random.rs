@@ -12,6 +12,11 @@ impl Random {
         let seed = std::env::var("TESTKIT_SEED").ok().and_then(|seed| seed.parse().ok());
         let seed = seed.unwrap_or_else(|| lockkeeper::clock::Instant::now().as_nanos());
         eprintln!("TESTKIT_SEED={seed}");
+        Self::from_seed(seed)
+    }
+
+    /// The same numbers as another one of this seed, for a process that is told it.
+    pub fn from_seed(seed: u64) -> Self {
         Self(seed | 1)
     }
 

@@ -190,8 +190,10 @@ fn at_once(history: &[Operation]) -> u64 {
 /// One line of a table.
 #[derive(Clone, Debug)]
 pub struct Row {
-    /// What was measured: the strategy, and perhaps the fault.
-    pub name: String,
+    /// What was measured.
+    pub strategy: String,
+    /// What was done to it meanwhile.
+    pub fault: String,
     /// What came out.
     pub report: Report,
 }
@@ -200,48 +202,43 @@ pub struct Row {
 pub fn table(rows: &[Row]) -> String {
     let heads = [
         "strategy",
+        "fault",
         "reads",
         "writes",
         "unknown",
         "stale",
-        "missed",
-        "age p99",
         "age max",
         "own write",
-        "back",
         "inverted",
         "dirty",
-        "future",
         "stuck",
         "lost",
         "loads",
     ];
     let mut text = format!("| {} |\n|{}\n", heads.join(" | "), " --- |".repeat(heads.len()));
-    for Row { name, report } in rows {
+    for Row { strategy, fault, report } in rows {
         let counts = [
+            strategy.clone(),
+            fault.clone(),
             report.reads.to_string(),
             report.writes.to_string(),
             report.unknown.to_string(),
             report.stale.to_string(),
-            report.missed.to_string(),
-            millis(report.age_p99),
             millis(report.age),
             report.own.to_string(),
-            report.back.to_string(),
             report.inverted.to_string(),
-            report.dirty.to_string(),
-            report.future.to_string(),
+            (report.dirty + report.future).to_string(),
             format!("{} of {}", report.stuck, report.finals),
             report.lost.to_string(),
             report.loads.to_string(),
         ];
-        let _ = writeln!(text, "| {name} | {} |", counts.join(" | "));
+        let _ = writeln!(text, "| {} |", counts.join(" | "));
     }
     text
 }
 
 fn millis(time: Duration) -> String {
-    if time.is_zero() { "–".to_owned() } else { format!("{:.1} ms", time.as_secs_f64() * 1e3) }
+    if time.is_zero() { "–".to_owned() } else { format!("{} ms", time.as_millis().max(1)) }
 }
 
 /// Puts a table into a document, between the lines `<!-- table NAME -->` and `<!-- end -->`; `None`

@@ -103,10 +103,11 @@ fn loads_of_a_key_are_counted() {
 #[test]
 fn a_table_has_a_row_for_each_run_and_goes_into_a_document() {
     let stale = check(&[write(1, (0, 1), 1), reads(1, (1_500_001, 2_000_000), 0)]).unwrap();
-    let rows = [
-        Row { name: "fill lease".to_owned(), report: Report::default() },
-        Row { name: "update, then delete".to_owned(), report: stale },
-    ];
+    let row = |strategy: &str, report| {
+        let [strategy, fault] = [strategy, "killed"].map(str::to_owned);
+        Row { strategy, fault, report }
+    };
+    let rows = [row("fill-lease", Report::default()), row("update-then-delete", stale)];
     let text = table(&rows);
     let lines: Vec<_> = text.lines().collect();
     assert_eq!(lines.len(), 4);
@@ -114,7 +115,7 @@ fn a_table_has_a_row_for_each_run_and_goes_into_a_document() {
     assert!(lines.iter().all(|line| cells(line) == cells(lines[0])), "{text}");
     assert_eq!(
         lines[3],
-        "| update, then delete | 1 | 1 | 0 | 1 | 1 | 1.5 ms | 1.5 ms | 1 | 0 | 0 | 0 | 0 | 0 of 0 | 0 | 0 |"
+        "| update-then-delete | killed | 1 | 1 | 0 | 1 | 1 ms | 1 | 0 | 0 | 0 of 0 | 0 | 0 |"
     );
     let document = "# A\n<!-- table run -->\nold\n<!-- end -->\nB\n";
     let spliced = splice(document, "run", &text).unwrap();

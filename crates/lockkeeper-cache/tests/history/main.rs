@@ -1,0 +1,105 @@
+//! Every strategy under the load of eight processes, in front of a real database and on a Redis that stops, dies, is
+//! emptied and is failed over: what was stale, and what must not be.
+//!
+//! `LOCKKEEPER_CACHE_TABLE=1` makes the runs longer and writes what they counted into `docs/CACHE-CONSISTENCY.md`.
+#![cfg(feature = "redis")]
+#![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
+
+mod faults;
+mod rows;
+mod run;
+mod table;
+mod worker;
+
+use std::path::Path;
+use std::time::Duration;
+
+use testkit::database::System;
+use testkit::staleness::{Row, splice, table as markdown};
+
+use crate::faults::Fault;
+use crate::table::Strategy;
+
+/// What is between the look of a strategy at the time and ours.
+const SLACK: Duration = Duration::from_millis(20);
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn worker_in_a_process_of_its_own() {
+    worker::main().await;
+}
+
+#[tokio::test]
+async fn with_postgres() {
+    all(System::Postgres, "postgres", &["-cmax_connections=400"]).await;
+}
+
+#[tokio::test]
+async fn with_mariadb() {
+    all(System::MariaDb, "mariadb", &["--max-connections=400"]).await;
+}
+
+/// One at a time: they measure times.
+static ALONE: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
+
+async fn all(system: System, name: &str, arguments: &[&str]) {
+    let _alone = ALONE.lock().await;
+    let written = std::env::var_os("LOCKKEEPER_CACHE_TABLE").is_some();
+    let time = Duration::from_millis(if written { 10_000 } else { 2000 });
+    let database = system.start(arguments).await;
+    let mut rows = Vec::new();
+    for fault in Fault::ALL {
+        rows.extend(run::run(&database, fault, time).await);
+    }
+    rows.sort_by_key(|row| {
+        Strategy::ALL.iter().position(|strategy| strategy.to_string() == row.strategy)
+    });
+    let text = markdown(&rows);
+    eprintln!("{text}");
+    for row in &rows {
+        judge(row);
+    }
+    if written {
+        write(name, &text);
+    }
+}
+
+/// What must be, and what must not.
+fn judge(row: &Row) {
+    let Row { strategy, fault, report } = row;
+    let what = format!("{strategy}, {fault}: {:#?}", report.examples);
+    assert!(
+        report.tried > 50,
+        "{strategy}, {fault}: it had hardly a chance to be stale: {report:?}"
+    );
+    assert_eq!((report.dirty, report.future, report.lost), (0, 0, 0), "{what}");
+    let fault = Fault::ALL.into_iter().find(|one| one.to_string() == *fault).unwrap();
+    let strategy = Strategy::ALL.into_iter().find(|one| one.to_string() == *strategy).unwrap();
+    match strategy {
+        Strategy::Bypass => assert!(report.is_clean(), "{what}"),
+        // The replica brings back what was invalidated.
+        _ if fault == Fault::FailedOver => {}
+        Strategy::Strong => {
+            assert_eq!((report.stale, report.own, report.stuck), (0, 0, 0), "{what}");
+            if matches!(fault, Fault::Nothing | Fault::Stopped) {
+                assert!(report.is_clean(), "{what}");
+            }
+        }
+        Strategy::FillLease => {
+            assert_eq!((report.stale, report.own, report.stuck), (0, 0, 0), "{what}");
+        }
+        Strategy::BoundedStale => {
+            assert_eq!(report.stuck, 0, "{what}");
+            assert!(report.age < worker::BOUND + SLACK, "{what}");
+        }
+        // Whoever finds nothing here is blind.
+        _ if fault == Fault::Nothing => assert!(report.stale > 0, "{report:?}"),
+        _ => {}
+    }
+}
+
+fn write(name: &str, text: &str) {
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/CACHE-CONSISTENCY.md");
+    let before = std::fs::read_to_string(&page).unwrap();
+    let after = splice(&before, name, text).expect("the page has a place for it");
+    std::fs::write(page, after).unwrap();
+}

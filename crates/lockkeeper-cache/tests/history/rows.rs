@@ -1,0 +1,132 @@
+//! The database: a row for each key, with a number that grows with every change of it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use lockkeeper_cache::{BoxError, Loaded, Loader};
+use parking_lot::Mutex;
+use sqlx::mysql::{MySqlPool, MySqlPoolOptions};
+use sqlx::postgres::{PgPool, PgPoolOptions};
+use testkit::random::Random;
+use testkit::staleness::{Kind, Log, Source};
+use tokio::time::sleep;
+
+const TABLE: &str =
+    "CREATE TABLE cached (id VARCHAR(80) PRIMARY KEY, ver BIGINT NOT NULL, val BIGINT)";
+
+/// One in so many loads and commits is slow, by less than this.
+const SLOW: (u64, Duration) = (3, Duration::from_millis(12));
+
+#[derive(Clone, Debug)]
+enum Pool {
+    Postgres(PgPool),
+    MariaDb(MySqlPool),
+}
+
+/// The rows, as one process sees them.
+#[derive(Clone, Debug)]
+pub(crate) struct Rows {
+    pool: Pool,
+    /// Where loads are written down.
+    log: Arc<Log>,
+    random: Arc<Mutex<Random>>,
+}
+
+impl Rows {
+    pub(crate) async fn connect(url: &str, log: &Arc<Log>, random: Random) -> Self {
+        let pool = if url.starts_with("postgres") {
+            Pool::Postgres(PgPoolOptions::new().max_connections(12).connect(url).await.unwrap())
+        } else {
+            Pool::MariaDb(MySqlPoolOptions::new().max_connections(12).connect(url).await.unwrap())
+        };
+        Self { pool, log: Arc::clone(log), random: Arc::new(Mutex::new(random)) }
+    }
+
+    /// Makes the table with these rows: version 1, no value.
+    pub(crate) async fn make(&self, keys: &[String]) {
+        match &self.pool {
+            Pool::Postgres(pool) => {
+                sqlx::query("DROP TABLE IF EXISTS cached").execute(pool).await.unwrap();
+                sqlx::query(TABLE).execute(pool).await.unwrap();
+                for key in keys {
+                    let row = sqlx::query("INSERT INTO cached VALUES ($1, 1, 0)").bind(key);
+                    row.execute(pool).await.unwrap();
+                }
+            }
+            Pool::MariaDb(pool) => {
+                sqlx::query("DROP TABLE IF EXISTS cached").execute(pool).await.unwrap();
+                sqlx::query(TABLE).execute(pool).await.unwrap();
+                for key in keys {
+                    let row = sqlx::query("INSERT INTO cached VALUES (?, 1, 0)").bind(key);
+                    row.execute(pool).await.unwrap();
+                }
+            }
+        }
+    }
+
+    /// The version and the value of a row, which exists.
+    pub(crate) async fn read(&self, key: &str) -> Result<(i64, Option<i64>), sqlx::Error> {
+        match &self.pool {
+            Pool::Postgres(pool) => {
+                let row = sqlx::query_as("SELECT ver, val FROM cached WHERE id = $1");
+                row.bind(key).fetch_one(pool).await
+            }
+            Pool::MariaDb(pool) => {
+                let row = sqlx::query_as("SELECT ver, val FROM cached WHERE id = ?");
+                row.bind(key).fetch_one(pool).await
+            }
+        }
+    }
+
+    /// Commits a change of a row; the version it then has.
+    async fn write(&self, key: &str, value: Option<i64>) -> Result<u64, sqlx::Error> {
+        match &self.pool {
+            Pool::Postgres(pool) => {
+                let sql = "UPDATE cached SET ver = ver + 1, val = $2 WHERE id = $1 RETURNING ver";
+                let row = sqlx::query_scalar(sql).bind(key).bind(value);
+                Ok(row.fetch_one(pool).await.map(i64::cast_unsigned)?)
+            }
+            Pool::MariaDb(pool) => {
+                // It has no RETURNING for updates, but remembers a number for the connection.
+                let sql = "UPDATE cached SET ver = LAST_INSERT_ID(ver + 1), val = ? WHERE id = ?";
+                let row = sqlx::query(sql).bind(value).bind(key);
+                Ok(row.execute(pool).await?.last_insert_id())
+            }
+        }
+    }
+
+    /// Now and then as long as a busy machine would take.
+    async fn sometimes_slow(&self) {
+        let pause = {
+            let mut random = self.random.lock();
+            if random.below(SLOW.0) > 0 { Duration::ZERO } else { random.duration(SLOW.1) }
+        };
+        sleep(pause).await;
+    }
+
+    pub(crate) async fn store(&self, key: &str, value: Option<i64>) -> Result<u64, BoxError> {
+        self.sometimes_slow().await;
+        Ok(self.write(key, value).await?)
+    }
+}
+
+impl Rows {
+    pub(crate) async fn look(&self, key: &str) -> Result<(u64, Option<i64>), BoxError> {
+        let load = self.log.begin(0, key, Kind::Load);
+        let (version, value) = self.read(key).await?;
+        let version = version.cast_unsigned();
+        load.found(Some(version), Source::Db);
+        // Between the look at the database and the fill.
+        self.sometimes_slow().await;
+        Ok((version, value))
+    }
+}
+
+#[async_trait]
+impl Loader<String, i64> for Rows {
+    async fn load(&self, key: &String) -> Result<Loaded<i64>, BoxError> {
+        let (version, value) = self.look(key).await?;
+        Ok(Loaded::from(value).version(version))
+    }
+}

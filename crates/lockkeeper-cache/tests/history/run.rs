@@ -1,0 +1,118 @@
+//! One run: eight processes work, something is done to Redis, and then everything that happened is judged.
+
+use std::io::Write;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+use lockkeeper::clock::Instant;
+use testkit::database::Database;
+use testkit::random::Random;
+use testkit::staleness::{Kind, Log, Row, Source, check, read};
+use testkit::wait::eventually;
+use tokio::sync::Mutex;
+use tokio::time::sleep;
+
+use crate::faults::{Fault, Servers};
+use crate::rows::Rows;
+use crate::table::Strategy;
+use crate::worker::{self, Task};
+
+const PROCESSES: u32 = 8;
+
+/// So long after the last write a key may be behind the database before it counts as stuck.
+const SETTLE: Duration = Duration::from_secs(1);
+
+fn spawn(task: &Task) -> Child {
+    Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "worker_in_a_process_of_its_own", "--nocapture"])
+        .env(worker::VARIABLE, serde_json::to_string(task).unwrap())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap()
+}
+
+/// Who works. Their input ends with us, and so do they.
+struct Workers(Vec<Child>);
+
+impl Workers {
+    async fn start(tasks: &[Task]) -> Self {
+        let mut workers = Self(tasks.iter().map(spawn).collect());
+        for task in tasks {
+            let ready = task.log.with_extension("ready");
+            eventually("a worker is ready", async || ready.exists()).await;
+        }
+        for worker in &mut workers.0 {
+            worker.stdin.as_mut().unwrap().write_all(b"go\n").unwrap();
+        }
+        workers
+    }
+
+    async fn end(self) {
+        let mut workers = self.0;
+        workers.iter_mut().for_each(|worker| drop(worker.stdin.take()));
+        for worker in workers {
+            let worker = Mutex::new(worker);
+            let ended = async || worker.lock().await.try_wait().unwrap();
+            eventually("a worker ends", async || ended().await.is_some()).await;
+            assert!(ended().await.unwrap().success());
+        }
+    }
+}
+
+/// What each strategy did.
+pub(crate) async fn run(database: &Database, fault: Fault, time: Duration) -> Vec<Row> {
+    let mut random = Random::seeded();
+    let folder = tempfile::tempdir().unwrap();
+    let mut servers = Servers::start(fault).await;
+    let (redis, sql) = (format!("redis://{}", servers.address()), database.url("here"));
+    let tasks: Vec<Task> = (1..=PROCESSES)
+        .map(|process| {
+            let (redis, sql, log) =
+                (redis.clone(), sql.clone(), folder.path().join(process.to_string()));
+            Task { process, redis, sql, log, seed: random.below(u64::MAX) }
+        })
+        .collect();
+    let own = folder.path().join("0");
+    let log = Arc::new(Log::create(&own, 0).unwrap());
+    let rows = Rows::connect(&sql, &log, random).await;
+    let keys: Vec<String> = Strategy::ALL.into_iter().flat_map(worker::keys).collect();
+    let first: Vec<_> = keys.iter().map(|key| log.begin(0, key, Kind::Write)).collect();
+    rows.make(&keys).await;
+    first.into_iter().for_each(|write| write.wrote(1));
+
+    let workers = Workers::start(&tasks).await;
+    servers.play(time).await;
+    workers.end().await;
+    for strategy in Strategy::ALL {
+        look_again(strategy, &redis, &rows, &log).await;
+    }
+    let history = read(tasks.iter().map(|task| &task.log).chain([&own])).unwrap();
+    let report = |strategy: Strategy| {
+        let prefix = format!("{strategy}/");
+        let ours = history.iter().filter(|operation| operation.key.starts_with(&prefix));
+        let report = check(&ours.cloned().collect::<Vec<_>>()).unwrap();
+        Row { strategy: strategy.to_string(), fault: fault.to_string(), report }
+    };
+    Strategy::ALL.into_iter().map(report).collect()
+}
+
+/// The last look at each key, through the cache and past it, when all is quiet. What is not in order by then stays so
+/// until it is no longer kept.
+async fn look_again(strategy: Strategy, redis: &str, rows: &Rows, log: &Log) {
+    let table = worker::table(strategy, redis, rows).await;
+    for key in worker::keys(strategy) {
+        let since = Instant::now();
+        let truth = loop {
+            let truth = rows.read(&key).await.unwrap().0.cast_unsigned();
+            let behind = table.read(&key).await.is_ok_and(|found| found.version < truth);
+            if !behind || Instant::now().since(since) > SETTLE {
+                break truth;
+            }
+            sleep(Duration::from_millis(10)).await;
+        };
+        worker::read(&table, &key, log, 1, Kind::Final).await;
+        log.begin(1, &key, Kind::Truth).found(Some(truth), Source::Db);
+    }
+}

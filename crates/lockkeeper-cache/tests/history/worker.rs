@@ -1,0 +1,157 @@
+//! One process of the load: a session for each strategy, on the same few keys as the other processes.
+
+use std::io::BufRead;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use lockkeeper_cache::{Cache, Redis, Source as From};
+use serde::{Deserialize, Serialize};
+use testkit::random::Random;
+use testkit::staleness::{Kind, Log, Source};
+use tokio::sync::watch;
+use tokio::time::sleep;
+
+use crate::rows::Rows;
+use crate::table::{Strategy, Table};
+
+/// Set for processes that are workers.
+pub(crate) const VARIABLE: &str = "LOCKKEEPER_TEST_WORKER";
+
+/// So many keys each strategy has: few, so that everybody meets.
+pub(crate) const KEYS: u64 = 2;
+
+/// So many things each session does, however long that takes.
+const LEAST: u32 = 60;
+
+/// How old a value may be that the bounded strategy gives.
+pub(crate) const BOUND: Duration = Duration::from_millis(200);
+
+/// What a worker is told.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Task {
+    pub(crate) process: u32,
+    pub(crate) redis: String,
+    pub(crate) sql: String,
+    /// Made when the worker is ready.
+    pub(crate) log: PathBuf,
+    pub(crate) seed: u64,
+}
+
+pub(crate) fn key(strategy: Strategy, number: u64) -> String {
+    format!("{strategy}/{number}")
+}
+
+/// The keys of a strategy.
+pub(crate) fn keys(strategy: Strategy) -> impl Iterator<Item = String> {
+    (0..KEYS).map(move |number| key(strategy, number))
+}
+
+/// A table with this strategy, with connections of its own.
+pub(crate) async fn table(strategy: Strategy, redis: &str, rows: &Rows) -> Table {
+    let store = Redis::connect(redis).await.unwrap();
+    let builder = Cache::builder(store)
+        .namespace(strategy.to_string())
+        .ttl(Duration::from_secs(60))
+        .keep_last(BOUND)
+        .timeout(Duration::from_secs(10));
+    Table::new(builder, strategy, rows.clone(), redis).await
+}
+
+/// Becomes a worker, if this process was started as one: works from the first line of its input until the end of it.
+pub(crate) async fn main() {
+    let Ok(task) = std::env::var(VARIABLE) else { return };
+    let Task { process, redis, sql, log: path, seed } = serde_json::from_str(&task).unwrap();
+    let mut random = Random::from_seed(seed);
+    let ready = path.with_extension("ready");
+    let log = Arc::new(Log::create(path, process).unwrap());
+    let rows = Rows::connect(&sql, &log, random.fork()).await;
+    let (begin, begun) = watch::channel(false);
+    let over = Arc::new(AtomicBool::new(false));
+    let mut sessions = Vec::new();
+    for (number, strategy) in (1..).zip(Strategy::ALL) {
+        let session = Session {
+            table: table(strategy, &redis, &rows).await,
+            strategy,
+            number: u64::from(process) * 100 + number,
+            log: Arc::clone(&log),
+            over: Arc::clone(&over),
+            random: random.fork(),
+        };
+        let mut begun = begun.clone();
+        sessions.push(tokio::spawn(async move {
+            begun.wait_for(|begun| *begun).await.unwrap();
+            session.run().await;
+        }));
+    }
+    std::fs::write(ready, "").unwrap();
+    std::thread::spawn(move || {
+        let mut lines = std::io::stdin().lock().lines();
+        let told = lines.next().is_some();
+        let _ = begin.send(told);
+        lines.for_each(drop);
+        over.store(true, Ordering::SeqCst);
+        // Kept until now: those who wait for it would fail.
+        drop(begin);
+    });
+    for session in sessions {
+        session.await.unwrap();
+    }
+}
+
+struct Session {
+    table: Table,
+    strategy: Strategy,
+    number: u64,
+    log: Arc<Log>,
+    over: Arc<AtomicBool>,
+    random: Random,
+}
+
+impl Session {
+    async fn run(mut self) {
+        // On a slow machine time alone would prove little.
+        for done in 0.. {
+            if self.over.load(Ordering::SeqCst) && done >= LEAST {
+                return;
+            }
+            let key = key(self.strategy, self.random.below(KEYS));
+            match self.random.below(20) {
+                0 => self.write(&key, None).await,
+                1..4 => self.write(&key, Some(1)).await,
+                _ => self.read(&key).await,
+            }
+            sleep(self.random.duration(Duration::from_millis(3))).await;
+        }
+    }
+
+    async fn write(&self, key: &String, value: Option<i64>) {
+        let kind = if value.is_some() { Kind::Write } else { Kind::Delete };
+        let write = self.log.begin(self.number, key, kind);
+        match self.table.write(key, value).await {
+            Ok(written) => write.wrote(written.version),
+            Err(_) => write.unknown(None),
+        }
+    }
+
+    async fn read(&self, key: &String) {
+        read(&self.table, key, &self.log, self.number, Kind::Read).await;
+    }
+}
+
+/// Reads, and writes it down.
+pub(crate) async fn read(table: &Table, key: &String, log: &Log, session: u64, kind: Kind) {
+    let read = log.begin(session, key, kind);
+    match table.read(key).await {
+        Ok(found) => {
+            let source = match found.source {
+                From::Hit => Source::L2,
+                From::Stale => Source::Stale,
+                _ => Source::Fill,
+            };
+            read.found(Some(found.version), source);
+        }
+        Err(_) => read.failed(),
+    }
+}
