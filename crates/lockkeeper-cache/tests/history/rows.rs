@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use lockkeeper_cache::{BoxError, Loaded, Loader};
+use lockkeeper_cache::{BoxError, Database, Loaded, Loader, Order};
 use parking_lot::Mutex;
 use sqlx::mysql::{MySqlPool, MySqlPoolOptions};
 use sqlx::postgres::{PgPool, PgPoolOptions};
@@ -104,29 +104,30 @@ impl Rows {
         };
         sleep(pause).await;
     }
-
-    pub(crate) async fn store(&self, key: &str, value: Option<i64>) -> Result<u64, BoxError> {
-        self.sometimes_slow().await;
-        Ok(self.write(key, value).await?)
-    }
 }
 
-impl Rows {
-    pub(crate) async fn look(&self, key: &str) -> Result<(u64, Option<i64>), BoxError> {
+#[async_trait]
+impl Loader<String, i64> for Rows {
+    async fn load(&self, key: &String) -> Result<Loaded<i64>, BoxError> {
         let load = self.log.begin(0, key, Kind::Load);
         let (version, value) = self.read(key).await?;
         let version = version.cast_unsigned();
         load.found(Some(version), Source::Db);
         // Between the look at the database and the fill.
         self.sometimes_slow().await;
-        Ok((version, value))
+        Ok(Loaded::from(value).version(version))
     }
 }
 
 #[async_trait]
-impl Loader<String, i64> for Rows {
-    async fn load(&self, key: &String) -> Result<Loaded<i64>, BoxError> {
-        let (version, value) = self.look(key).await?;
-        Ok(Loaded::from(value).version(version))
+impl Database<String, i64> for Rows {
+    async fn store(
+        &self,
+        key: &String,
+        value: Option<&i64>,
+        _: Option<Order>,
+    ) -> Result<u64, BoxError> {
+        self.sometimes_slow().await;
+        Ok(self.write(key, value.copied()).await?)
     }
 }

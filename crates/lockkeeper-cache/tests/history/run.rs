@@ -5,7 +5,9 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use lockkeeper::clock::Instant;
+use lockkeeper_cache::Strategy;
 use testkit::database::Database;
 use testkit::random::Random;
 use testkit::staleness::{Kind, Log, Row, Source, check, read};
@@ -15,13 +17,12 @@ use tokio::time::sleep;
 
 use crate::faults::{Fault, Servers};
 use crate::rows::Rows;
-use crate::table::Strategy;
-use crate::worker::{self, Task};
+use crate::worker::{self, STRATEGIES, Task};
 
 const PROCESSES: u32 = 8;
 
 /// So long after the last write a key may be behind the database before it counts as stuck.
-const SETTLE: Duration = Duration::from_secs(1);
+const SETTLE: Duration = Duration::from_millis(600);
 
 fn spawn(task: &Task) -> Child {
     Command::new(std::env::current_exe().unwrap())
@@ -77,7 +78,7 @@ pub(crate) async fn run(database: &Database, fault: Fault, time: Duration) -> Ve
     let own = folder.path().join("0");
     let log = Arc::new(Log::create(&own, 0).unwrap());
     let rows = Rows::connect(&sql, &log, random).await;
-    let keys: Vec<String> = Strategy::ALL.into_iter().flat_map(worker::keys).collect();
+    let keys: Vec<String> = STRATEGIES.into_iter().flat_map(worker::keys).collect();
     let first: Vec<_> = keys.iter().map(|key| log.begin(0, key, Kind::Write)).collect();
     rows.make(&keys).await;
     first.into_iter().for_each(|write| write.wrote(1));
@@ -85,9 +86,7 @@ pub(crate) async fn run(database: &Database, fault: Fault, time: Duration) -> Ve
     let workers = Workers::start(&tasks).await;
     servers.play(time).await;
     workers.end().await;
-    for strategy in Strategy::ALL {
-        look_again(strategy, &redis, &rows, &log).await;
-    }
+    join_all(STRATEGIES.map(|strategy| look_again(strategy, &redis, &rows, &log))).await;
     let history = read(tasks.iter().map(|task| &task.log).chain([&own])).unwrap();
     let report = |strategy: Strategy| {
         let prefix = format!("{strategy}/");
@@ -95,7 +94,7 @@ pub(crate) async fn run(database: &Database, fault: Fault, time: Duration) -> Ve
         let report = check(&ours.cloned().collect::<Vec<_>>()).unwrap();
         Row { strategy: strategy.to_string(), fault: fault.to_string(), report }
     };
-    Strategy::ALL.into_iter().map(report).collect()
+    STRATEGIES.into_iter().map(report).collect()
 }
 
 /// The last look at each key, through the cache and past it, when all is quiet. What is not in order by then stays so

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use lockkeeper_cache::{Cache, Redis, Source as From};
+use lockkeeper_cache::{Cache, Error, Redis, Source as From, Strategy};
 use serde::{Deserialize, Serialize};
 use testkit::random::Random;
 use testkit::staleness::{Kind, Log, Source};
@@ -14,7 +14,19 @@ use tokio::sync::watch;
 use tokio::time::sleep;
 
 use crate::rows::Rows;
-use crate::table::{Strategy, Table};
+
+/// Those that are compared.
+pub(crate) const STRATEGIES: [Strategy; 7] = [
+    Strategy::FillLease,
+    Strategy::Strong,
+    Strategy::BoundedStale,
+    Strategy::UpdateThenDelete,
+    Strategy::DeleteThenUpdate,
+    Strategy::TtlOnly,
+    Strategy::Bypass,
+];
+
+pub(crate) type Table = lockkeeper_cache::Table<String, i64>;
 
 /// Set for processes that are workers.
 pub(crate) const VARIABLE: &str = "LOCKKEEPER_TEST_WORKER";
@@ -25,8 +37,11 @@ pub(crate) const KEYS: u64 = 2;
 /// So many things each session does, however long that takes.
 const LEAST: u32 = 60;
 
-/// How old a value may be that the bounded strategy gives.
+/// How old a value may be that the strategies give which have a bound.
 pub(crate) const BOUND: Duration = Duration::from_millis(200);
+
+/// How long a load may take and still fill.
+pub(crate) const LEASE: Duration = Duration::from_secs(1);
 
 /// What a worker is told.
 #[derive(Debug, Serialize, Deserialize)]
@@ -51,12 +66,16 @@ pub(crate) fn keys(strategy: Strategy) -> impl Iterator<Item = String> {
 /// A table with this strategy, with connections of its own.
 pub(crate) async fn table(strategy: Strategy, redis: &str, rows: &Rows) -> Table {
     let store = Redis::connect(redis).await.unwrap();
+    let ttl = if strategy == Strategy::TtlOnly { BOUND } else { Duration::from_secs(60) };
     let builder = Cache::builder(store)
         .namespace(strategy.to_string())
-        .ttl(Duration::from_secs(60))
+        .ttl(ttl)
+        .null_ttl(ttl)
         .keep_last(BOUND)
+        .lease(LEASE)
+        .second_delete(BOUND)
         .timeout(Duration::from_secs(10));
-    Table::new(builder, strategy, rows.clone(), redis).await
+    builder.table(strategy, rows.clone()).unwrap()
 }
 
 /// Becomes a worker, if this process was started as one: works from the first line of its input until the end of it.
@@ -70,7 +89,7 @@ pub(crate) async fn main() {
     let (begin, begun) = watch::channel(false);
     let over = Arc::new(AtomicBool::new(false));
     let mut sessions = Vec::new();
-    for (number, strategy) in (1..).zip(Strategy::ALL) {
+    for (number, strategy) in (1..).zip(STRATEGIES) {
         let session = Session {
             table: table(strategy, &redis, &rows).await,
             strategy,
@@ -131,7 +150,9 @@ impl Session {
         let write = self.log.begin(self.number, key, kind);
         match self.table.write(key, value).await {
             Ok(written) => write.wrote(written.version),
-            Err(_) => write.unknown(None),
+            Err(Error::Committed { version, .. }) => write.unknown(Some(version)),
+            Err(Error::Commit(_)) => write.unknown(None),
+            Err(_) => write.failed(),
         }
     }
 

@@ -1,0 +1,280 @@
+//! Each anomaly that the notes describe, in the order in which it happens: on the strategies that have it, and, in the
+//! same order, on those that do not. The notes are numbered as in `docs/CACHE-CONSISTENCY.md`.
+
+use std::time::Duration;
+
+use lockkeeper_cache::{Store, Strategy};
+use testkit::staleness::lab::{END, Moved};
+use testkit::staleness::{Kind, Outcome};
+
+use crate::gate::Gate;
+use crate::world::{NAME, Rows, TTL, World};
+use crate::{Scene, story};
+
+/// The two that promise something.
+const SAFE: [Strategy; 2] = [Strategy::FillLease, Strategy::Strong];
+
+impl Scene {
+    /// Stale after it was acknowledged, and still so at the end.
+    async fn is_stuck(&self) {
+        let (strategy, report) = (self.strategy, self.report().await);
+        assert!(report.stale > 0 && report.stuck > 0, "{strategy}: {report:?}\n{}", self.story());
+    }
+
+    /// Stale after it was acknowledged, but not for ever.
+    async fn was_stale(&self) {
+        let (strategy, report) = (self.strategy, self.report().await);
+        assert!(report.stale > 0 && report.stuck == 0, "{strategy}: {report:?}\n{}", self.story());
+    }
+
+    /// Nothing is wrong with it.
+    async fn is_right(&self) {
+        let (strategy, report) = (self.strategy, self.report().await);
+        assert!(report.is_clean(), "{strategy}: {:#?}\n{}", report.examples, self.story());
+    }
+
+    fn story(&self) -> String {
+        story(self.lab.moves())
+    }
+}
+
+/// A reader that has loaded and has not filled yet.
+const LOADED: [&str; 2] = ["put", "fill"];
+
+/// A reader goes on until it has loaded.
+async fn loads(scene: &mut Scene, reader: &str) {
+    for _ in 0..9 {
+        if let Moved::At(place) = scene.lab.advance(reader).await
+            && LOADED.contains(&place)
+        {
+            return;
+        }
+    }
+    panic!("{reader} does not load:\n{}", scene.story());
+}
+
+/// 000 §8 (2) and 002 §2.1.2.1: a reader misses and loads the old value; a writer commits and deletes; the reader fills
+/// the old value.
+#[tokio::test(start_paused = true)]
+async fn a_slow_reader_fills_the_old_value_after_the_delete() {
+    let race = async |strategy| {
+        let mut scene = Scene::new(strategy);
+        loads(&mut scene, "reader").await;
+        scene.play(&[("writer", END), ("reader", END), ("late reader", END)]).await;
+        scene
+    };
+    race(Strategy::UpdateThenDelete).await.is_stuck().await;
+    race(Strategy::DeleteThenUpdate).await.is_stuck().await;
+    for strategy in SAFE {
+        race(strategy).await.is_right().await;
+    }
+}
+
+/// 002 §2.1.1: a writer deletes; a reader misses, loads the old value and fills it; the writer commits.
+#[tokio::test(start_paused = true)]
+async fn a_reader_fills_the_old_value_between_delete_and_commit() {
+    let mut scene = Scene::warm(Strategy::DeleteThenUpdate);
+    scene
+        .play(&[("writer", "commit"), ("reader", END), ("writer", END), ("late reader", END)])
+        .await;
+    scene.is_stuck().await;
+    for strategy in [Strategy::UpdateThenDelete, Strategy::FillLease, Strategy::Strong] {
+        let mut scene = Scene::warm(strategy);
+        scene
+            .play(&[("writer", "commit"), ("reader", END), ("writer", END), ("late reader", END)])
+            .await;
+        scene.is_right().await;
+    }
+}
+
+/// 002 §2.1.2: between the commit and the delete, readers get the old value, although the database has the new one.
+#[tokio::test(start_paused = true)]
+async fn the_old_value_is_served_between_commit_and_delete() {
+    for (strategy, place) in [
+        (Strategy::UpdateThenDelete, "invalidate"),
+        (Strategy::FillLease, "invalidate"),
+        (Strategy::Strong, "settle"),
+    ] {
+        let mut scene = Scene::warm(strategy);
+        scene.play(&[("writer", place)]).await;
+        let world = scene.world.clone();
+        let seen = world.read(&world.table(Strategy::Bypass, None, None), 50, Kind::Read).await;
+        assert_eq!(seen, 2);
+        scene.play(&[("reader", END), ("writer", END), ("late reader", END)]).await;
+        let report = scene.report().await;
+        // It was not acknowledged yet, so nobody is wrong; but time goes back for those who look at both.
+        let expected = u64::from(strategy != Strategy::Strong);
+        assert_eq!((report.stale, report.inverted), (0, expected), "{strategy}\n{}", scene.story());
+    }
+}
+
+/// 002 §2.1.3: the writer dies, or cannot reach the cache, after the commit and before the delete.
+#[tokio::test(start_paused = true)]
+async fn a_delete_that_is_lost_leaves_the_old_value() {
+    for (strategy, place, stuck) in [
+        (Strategy::UpdateThenDelete, "invalidate", 1),
+        (Strategy::FillLease, "invalidate", 1),
+        (Strategy::Strong, "settle", 0),
+    ] {
+        let mut scene = Scene::warm(strategy);
+        scene.play(&[("writer", place)]).await;
+        scene.lab.kill("writer");
+        scene.play(&[("reader", END), ("late reader", END)]).await;
+        let report = scene.report().await;
+        assert_eq!(report.stuck, stuck, "{strategy}: {report:?}\n{}", scene.story());
+        if stuck == 0 {
+            assert!(report.is_linearizable(), "{strategy}: {:#?}", report.examples);
+        }
+    }
+}
+
+/// 000 §10 (1): the time to live is what heals it in the end.
+#[tokio::test(start_paused = true)]
+async fn what_a_slow_reader_filled_ends_with_its_time() {
+    let mut scene = Scene::new(Strategy::UpdateThenDelete);
+    loads(&mut scene, "reader").await;
+    scene.play(&[("writer", END), ("reader", END), ("late reader", END)]).await;
+    scene.world.pass(TTL);
+    scene.was_stale().await;
+}
+
+/// A writer by hand, in an order that no strategy has: sets the cache after the commit, or before it.
+async fn sets(world: World, at: testkit::staleness::lab::At, session: u64, cache_first: bool) {
+    let begun = world.begin(session, Kind::Write);
+    let (rows, store) = (Rows::new(&world, &at), Gate::new(world.store(), Some(at), None));
+    if cache_first {
+        let entry = world.next_entry(session);
+        store.put(NAME, &entry, TTL).await.unwrap();
+        match rows.commit(session).await {
+            Ok(version) => world.end(begun, Outcome::Ok, version, None),
+            Err(_) => world.end(begun, Outcome::Fail, 0, None),
+        }
+    } else {
+        let version = rows.commit(session).await.unwrap();
+        store.put(NAME, &world.entry(version), TTL).await.unwrap();
+        world.end(begun, Outcome::Ok, version, None);
+    }
+}
+
+/// Readers as of update-then-delete, and two writers by hand.
+fn by_hand(cache_first: bool) -> Scene {
+    let mut scene = Scene::warm(Strategy::UpdateThenDelete);
+    for (session, name) in (40..).zip(["one", "another"]) {
+        let world = scene.world.clone();
+        scene.lab.actor(name, move |at| sets(world, at, session, cache_first));
+    }
+    scene
+}
+
+/// 000 §8 (1) and 002 §2.2.2: two writers commit, and set the cache in the other order.
+#[tokio::test(start_paused = true)]
+async fn two_writers_set_the_cache_in_the_wrong_order() {
+    let mut scene = by_hand(false);
+    scene.play(&[("one", "put"), ("another", END), ("one", END), ("late reader", END)]).await;
+    scene.is_stuck().await;
+    for (strategy, place) in [(Strategy::FillLease, "invalidate"), (Strategy::Strong, "settle")] {
+        let mut scene = Scene::warm(strategy);
+        scene
+            .play(&[
+                ("writer", place),
+                ("other writer", END),
+                ("writer", END),
+                ("late reader", END),
+            ])
+            .await;
+        scene.is_right().await;
+    }
+}
+
+/// 002 §2.2.1: two writers set the cache, and commit in the other order.
+#[tokio::test(start_paused = true)]
+async fn two_writers_commit_in_the_wrong_order() {
+    let mut scene = by_hand(true);
+    // Both count on being the next one, so one of the two values that were cached never was.
+    scene.play(&[("one", "commit"), ("another", "commit"), ("another", END), ("one", END)]).await;
+    let cached = scene.world.cached().await;
+    assert_eq!((cached, scene.world.truth()), (Some(41), 40), "{}", scene.story());
+    for (strategy, place) in [(Strategy::FillLease, "commit"), (Strategy::Strong, "commit")] {
+        let mut scene = Scene::warm(strategy);
+        let order =
+            [("writer", place), ("other writer", END), ("writer", END), ("late reader", END)];
+        scene.play(&order).await;
+        scene.is_right().await;
+    }
+}
+
+/// 002 §2.2.1: the cache is set, and the commit fails: readers get what never was.
+#[tokio::test(start_paused = true)]
+async fn a_commit_that_fails_after_the_set_leaves_what_never_was() {
+    let mut scene = by_hand(true);
+    scene.world.commit_fails();
+    scene.play(&[("one", END)]).await;
+    assert_eq!((scene.world.cached().await, scene.world.truth()), (Some(40), 0));
+    for strategy in [
+        Strategy::FillLease,
+        Strategy::Strong,
+        Strategy::UpdateThenDelete,
+        Strategy::DeleteThenUpdate,
+    ] {
+        let mut scene = Scene::warm(strategy);
+        scene.world.commit_fails();
+        scene.play(&[("writer", END), ("reader", END), ("late reader", END)]).await;
+        scene.is_right().await;
+    }
+}
+
+/// 002 §2.2.2: the commit is done and the set is lost.
+#[tokio::test(start_paused = true)]
+async fn a_set_that_is_lost_leaves_the_old_value() {
+    let mut scene = by_hand(false);
+    scene.play(&[("one", "put")]).await;
+    scene.lab.kill("one");
+    scene.play(&[("reader", END), ("late reader", END)]).await;
+    assert_eq!(scene.report().await.stuck, 1, "{}", scene.story());
+}
+
+/// A fill from a replica of the database that lags. Versions help: what is older than the last write is not filled.
+#[tokio::test(start_paused = true)]
+async fn a_replica_that_lags_fills_the_old_value() {
+    for (strategy, stuck) in
+        [(Strategy::UpdateThenDelete, 1), (Strategy::FillLease, 0), (Strategy::Strong, 0)]
+    {
+        let mut scene = Scene::warm(strategy);
+        scene.world.replica_lags();
+        scene.play(&[("writer", END), ("reader", END)]).await;
+        scene.world.replica_catches_up();
+        scene.play(&[("late reader", END)]).await;
+        let report = scene.report().await;
+        // The reader got what the replica had; nobody can help that.
+        assert!(report.stale > 0, "{strategy}: {report:?}");
+        assert_eq!(report.stuck, stuck, "{strategy}: {report:?}\n{}", scene.story());
+    }
+}
+
+/// The store forgets everything while a reader loads: its fill must not come back.
+#[tokio::test(start_paused = true)]
+async fn a_fill_after_the_store_was_emptied_brings_the_old_value() {
+    let race = async |strategy| {
+        let mut scene = Scene::new(strategy);
+        loads(&mut scene, "reader").await;
+        scene.play(&[("writer", END)]).await;
+        scene.world.store().clear();
+        scene.play(&[("reader", END), ("late reader", END)]).await;
+        scene
+    };
+    race(Strategy::UpdateThenDelete).await.is_stuck().await;
+    for strategy in SAFE {
+        race(strategy).await.is_right().await;
+    }
+}
+
+/// Within its bound, on purpose.
+#[tokio::test(start_paused = true)]
+async fn bounded_stale_serves_the_old_value_until_its_bound() {
+    let mut scene = Scene::warm(Strategy::BoundedStale);
+    scene.play(&[("writer", END), ("reader", END)]).await;
+    scene.world.pass(Duration::from_millis(1001));
+    scene.play(&[("late reader", END)]).await;
+    scene.was_stale().await;
+    assert_eq!(scene.report().await.stale, 1, "{}", scene.story());
+}
