@@ -52,7 +52,9 @@ impl Workers {
 
     async fn end(self) {
         let mut workers = self.0;
-        workers.iter_mut().for_each(|worker| drop(worker.stdin.take()));
+        for worker in &mut workers {
+            worker.stdin.as_mut().unwrap().write_all(b"stop\n").unwrap();
+        }
         for worker in workers {
             let worker = Mutex::new(worker);
             let ended = async || worker.lock().await.try_wait().unwrap();

@@ -3,9 +3,11 @@
 use std::io::BufRead;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use lockkeeper::Locks;
+use lockkeeper::clock::Instant;
 use lockkeeper_cache::{Cache, Error, Redis, Source as From, Strategy};
 use serde::{Deserialize, Serialize};
 use testkit::random::Random;
@@ -16,12 +18,15 @@ use tokio::time::sleep;
 use crate::rows::Rows;
 
 /// Those that are compared.
-pub(crate) const STRATEGIES: [Strategy; 7] = [
+pub(crate) const STRATEGIES: [Strategy; 10] = [
     Strategy::FillLease,
     Strategy::Strong,
     Strategy::BoundedStale,
     Strategy::UpdateThenDelete,
     Strategy::DeleteThenUpdate,
+    Strategy::DoubleDelete,
+    Strategy::WriteThrough,
+    Strategy::ReadWriteLock,
     Strategy::TtlOnly,
     Strategy::Bypass,
 ];
@@ -34,8 +39,8 @@ pub(crate) const VARIABLE: &str = "LOCKKEEPER_TEST_WORKER";
 /// So many keys each strategy has: few, so that everybody meets.
 pub(crate) const KEYS: u64 = 2;
 
-/// So many things each session does, however long that takes.
-const LEAST: u32 = 60;
+/// So many things each session does, also when the time is over before that; but not for longer than this.
+const LEAST: (u32, Duration) = (60, Duration::from_secs(4));
 
 /// How old a value may be that the strategies give which have a bound.
 pub(crate) const BOUND: Duration = Duration::from_millis(200);
@@ -74,11 +79,18 @@ pub(crate) async fn table(strategy: Strategy, redis: &str, rows: &Rows) -> Table
         .keep_last(BOUND)
         .lease(LEASE)
         .second_delete(BOUND)
-        .timeout(Duration::from_secs(10));
+        .timeout(Duration::from_secs(3));
+    let builder = match strategy {
+        Strategy::WriteThrough | Strategy::ReadWriteLock => {
+            // A fail-over brings locks back that were released.
+            builder.locks(Locks::connect(&format!("{redis}?ttl=1s")).await.unwrap())
+        }
+        _ => builder,
+    };
     builder.table(strategy, rows.clone()).unwrap()
 }
 
-/// Becomes a worker, if this process was started as one: works from the first line of its input until the end of it.
+/// Becomes a worker, if this process was started as one: works from the first line of its input until the second.
 pub(crate) async fn main() {
     let Ok(task) = std::env::var(VARIABLE) else { return };
     let Task { process, redis, sql, log: path, seed } = serde_json::from_str(&task).unwrap();
@@ -87,7 +99,7 @@ pub(crate) async fn main() {
     let log = Arc::new(Log::create(path, process).unwrap());
     let rows = Rows::connect(&sql, &log, random.fork()).await;
     let (begin, begun) = watch::channel(false);
-    let over = Arc::new(AtomicBool::new(false));
+    let over = Arc::new(AtomicU64::new(u64::MAX));
     let mut sessions = Vec::new();
     for (number, strategy) in (1..).zip(STRATEGIES) {
         let session = Session {
@@ -107,12 +119,14 @@ pub(crate) async fn main() {
     std::fs::write(ready, "").unwrap();
     std::thread::spawn(move || {
         let mut lines = std::io::stdin().lock().lines();
-        let told = lines.next().is_some();
-        let _ = begin.send(told);
-        lines.for_each(drop);
-        over.store(true, Ordering::SeqCst);
-        // Kept until now: those who wait for it would fail.
-        drop(begin);
+        if lines.next().is_some() {
+            let _ = begin.send(true);
+        }
+        if lines.next().is_none() {
+            // Nobody wants to know any more.
+            std::process::exit(1);
+        }
+        over.store(Instant::now().as_nanos(), Ordering::SeqCst);
     });
     for session in sessions {
         session.await.unwrap();
@@ -124,7 +138,8 @@ struct Session {
     strategy: Strategy,
     number: u64,
     log: Arc<Log>,
-    over: Arc<AtomicBool>,
+    /// When the time was over.
+    over: Arc<AtomicU64>,
     random: Random,
 }
 
@@ -132,7 +147,9 @@ impl Session {
     async fn run(mut self) {
         // On a slow machine time alone would prove little.
         for done in 0.. {
-            if self.over.load(Ordering::SeqCst) && done >= LEAST {
+            let over = Instant::from_nanos(self.over.load(Ordering::SeqCst));
+            let now = Instant::now();
+            if now > over && (done >= LEAST.0 || now > over + LEAST.1) {
                 return;
             }
             let key = key(self.strategy, self.random.below(KEYS));

@@ -8,7 +8,7 @@ use testkit::staleness::lab::{END, Moved};
 use testkit::staleness::{Kind, Outcome};
 
 use crate::gate::Gate;
-use crate::world::{NAME, Rows, TTL, World};
+use crate::world::{INTENT, NAME, Rows, SECOND_DELETE, TTL, World};
 use crate::{Scene, story};
 
 /// The two that promise something.
@@ -136,6 +136,73 @@ async fn what_a_slow_reader_filled_ends_with_its_time() {
     scene.play(&[("writer", END), ("reader", END), ("late reader", END)]).await;
     scene.world.pass(TTL);
     scene.was_stale().await;
+}
+
+impl Scene {
+    /// The time of the second delete comes, and somebody does it.
+    async fn second_delete(&self) {
+        self.world.pass(SECOND_DELETE);
+        let _sweeper = self.world.table(Strategy::DoubleDelete, None, None);
+        // The clock stands still, so this passes when it has nothing more to do.
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+}
+
+/// 002 §2.1.1: the second delete takes away what was filled between delete and commit; until then it was stale.
+#[tokio::test(start_paused = true)]
+async fn double_delete_is_stale_until_the_second_delete() {
+    let schedule = [("writer", "commit"), ("reader", END), ("writer", END), ("late reader", END)];
+    let mut scene = Scene::warm(Strategy::DoubleDelete);
+    scene.play(&schedule).await;
+    scene.second_delete().await;
+    scene.was_stale().await;
+    // Nobody does it.
+    let mut scene = Scene::warm(Strategy::DoubleDelete);
+    scene.play(&schedule).await;
+    scene.is_stuck().await;
+    // The writer dies after the commit: the second delete is written down by then.
+    let mut scene = Scene::warm(Strategy::DoubleDelete);
+    scene.play(&[("writer", "commit"), ("reader", END), ("writer", "schedule")]).await;
+    scene.lab.kill("writer");
+    scene.world.pass(INTENT);
+    scene.second_delete().await;
+    assert_eq!(scene.report().await.stuck, 0, "{}", scene.story());
+}
+
+/// 000 §8 (2) and 002 §2.1.1: a reader that is slower than the second delete. No delay is long enough.
+#[tokio::test(start_paused = true)]
+async fn a_reader_slower_than_the_second_delete_fills_the_old_value() {
+    for strategy in [Strategy::DoubleDelete, Strategy::FillLease, Strategy::Strong] {
+        let mut scene = Scene::new(strategy);
+        loads(&mut scene, "reader").await;
+        scene.play(&[("writer", END)]).await;
+        scene.second_delete().await;
+        scene.play(&[("reader", END), ("late reader", END)]).await;
+        match strategy {
+            Strategy::DoubleDelete => scene.is_stuck().await,
+            _ => scene.is_right().await,
+        }
+    }
+}
+
+/// 000 §9 (2) and 002 §2.2.3: under a lock the second writer waits for the first.
+#[tokio::test(start_paused = true)]
+async fn under_a_lock_two_writers_set_the_cache_one_after_the_other() {
+    let mut scene = Scene::warm(Strategy::WriteThrough);
+    scene.play(&[("writer", "put")]).await;
+    assert_eq!(scene.lab.advance("other writer").await, Moved::Blocked);
+    scene.play(&[("writer", END), ("other writer", END), ("late reader", END)]).await;
+    scene.is_right().await;
+}
+
+/// 000 §9 (3): under a read-write lock the writer waits for the reader that fills.
+#[tokio::test(start_paused = true)]
+async fn under_a_read_write_lock_the_writer_waits_for_the_slow_reader() {
+    let mut scene = Scene::new(Strategy::ReadWriteLock);
+    loads(&mut scene, "reader").await;
+    assert_eq!(scene.lab.advance("writer").await, Moved::Blocked);
+    scene.play(&[("reader", END), ("writer", END), ("late reader", END)]).await;
+    scene.is_right().await;
 }
 
 /// A writer by hand, in an order that no strategy has: sets the cache after the commit, or before it.

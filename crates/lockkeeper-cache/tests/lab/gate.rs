@@ -3,12 +3,12 @@
 use std::time::Duration;
 
 use async_trait::async_trait;
-use lockkeeper_cache::entry::{Begun, Filled, Invalidation, Millis, Settled, Ticket, Value};
-use lockkeeper_cache::store::Result;
+use lockkeeper_cache::entry::{Begun, Entry, Filled, Invalidation, Millis, Settled, Ticket, Value};
+use lockkeeper_cache::store::{Delete, Deletes, Due, Result};
 use lockkeeper_cache::{Memory, Seen, Store};
 use testkit::staleness::lab::At;
 
-use crate::world::stop;
+use crate::world::{SECOND_DELETE, stop};
 
 /// What is left out, to see whether anybody notices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -91,8 +91,7 @@ impl Store for Gate {
         }
         if self.is(Mutant::LeavesLeases) {
             let there = self.store.get(keys).await?;
-            let gap =
-                |seen: &Seen| matches!(seen, Seen::Entry(lockkeeper_cache::entry::Entry::Gap(_)));
+            let gap = |seen: &Seen| matches!(seen, Seen::Entry(Entry::Gap(_)));
             if there.iter().any(gap) {
                 return Ok(());
             }
@@ -111,5 +110,39 @@ impl Store for Gate {
     async fn settle(&self, keys: &[&str], writer: Ticket, how: Invalidation) -> Result<Settled> {
         self.stop("settle").await;
         self.store.settle(keys, writer, how).await
+    }
+
+    fn deletes(&self) -> Option<&dyn Deletes> {
+        Some(self)
+    }
+}
+
+/// An actor leaves what is due later to others, as one does that ends.
+#[async_trait]
+impl Deletes for Gate {
+    async fn schedule(
+        &self,
+        queue: &str,
+        ticket: Ticket,
+        key: &str,
+        after: Duration,
+        keep: Duration,
+    ) -> Result<()> {
+        // The first time it comes together with a delete, and an actor is at one place only.
+        if after == SECOND_DELETE {
+            self.stop("schedule").await;
+        }
+        self.store.schedule(queue, ticket, key, after, keep).await
+    }
+
+    async fn due(&self, queue: &str, most: usize) -> Result<Due> {
+        match self.at {
+            Some(_) => Ok(Due { deletes: Vec::new(), next: None }),
+            None => self.store.due(queue, most).await,
+        }
+    }
+
+    async fn done(&self, queue: &str, deletes: &[Delete]) -> Result<()> {
+        self.store.done(queue, deletes).await
     }
 }

@@ -173,10 +173,21 @@ async fn a_writer_that_dies_anywhere_leaves_the_old_value_unless_it_was_announce
 
 #[tokio::test(start_paused = true)]
 async fn in_some_order_the_naive_ones_stay_stale() {
-    for strategy in [Strategy::UpdateThenDelete, Strategy::DeleteThenUpdate, Strategy::TtlOnly] {
+    for strategy in [
+        Strategy::UpdateThenDelete,
+        Strategy::DeleteThenUpdate,
+        Strategy::DoubleDelete,
+        Strategy::TtlOnly,
+    ] {
         assert_eq!(Cast::of(strategy).worst().await, Worst::Stuck, "{strategy}");
     }
     assert_eq!(Cast::of(Strategy::Bypass).worst().await, Worst::Nothing);
+}
+
+#[tokio::test(start_paused = true)]
+async fn in_no_order_are_those_with_locks_stale() {
+    assert_eq!(Cast::of(Strategy::WriteThrough).worst().await, Worst::Wavers);
+    assert_eq!(Cast::of(Strategy::ReadWriteLock).worst().await, Worst::Nothing);
 }
 
 /// What the orders above would not notice they would not prove.

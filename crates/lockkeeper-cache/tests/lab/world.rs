@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use futures_util::FutureExt;
+use lockkeeper::Locks;
 use lockkeeper::clock::Instant;
 use lockkeeper_cache::entry::{Entry, Lease, Ticket, Value};
 use lockkeeper_cache::{
@@ -28,6 +29,12 @@ pub(crate) const NAME: &str = "cache:k";
 /// For how long values are kept, by the clock of the store.
 pub(crate) const TTL: Duration = Duration::from_secs(60);
 
+/// How long after the commit a second delete comes, by the same clock.
+pub(crate) const SECOND_DELETE: Duration = Duration::from_secs(1);
+
+/// How long a writer is believed that says nothing more, by the same clock.
+pub(crate) const INTENT: Duration = Duration::from_secs(10);
+
 /// Nothing shall give up because of the time.
 const NEVER: Duration = Duration::from_secs(100_000);
 
@@ -43,6 +50,7 @@ struct Shared {
     /// Milliseconds, for the store.
     time: Arc<AtomicU64>,
     row: Mutex<Row>,
+    locks: Locks,
     history: Mutex<Vec<Operation>>,
     /// Ticks with every look at it.
     clock: AtomicU64,
@@ -76,7 +84,8 @@ impl World {
         let store = Memory::with_clock(100, move || clock.load(SeqCst));
         let row = Mutex::new(Row { values: vec![0], replica: None, fails: false });
         let (history, clock) = (Mutex::default(), AtomicU64::new(0));
-        let world = Self { shared: Arc::new(Shared { store, time, row, history, clock }) };
+        let locks = Locks::memory();
+        let world = Self { shared: Arc::new(Shared { store, time, row, locks, history, clock }) };
         let first = world.begin(0, Kind::Write);
         world.end(first, Outcome::Ok, 1, None);
         world
@@ -91,8 +100,10 @@ impl World {
     ) -> Table<String, u64> {
         let store = Gate::new(self.store(), at.clone(), mutant);
         let builder =
-            Cache::builder(store).ttl(TTL).timeout(NEVER).lease(NEVER).intent(NEVER).floor(NEVER);
+            Cache::builder(store).ttl(TTL).timeout(NEVER).lease(NEVER).intent(INTENT).floor(NEVER);
         builder
+            .locks(self.shared.locks.clone())
+            .second_delete(SECOND_DELETE)
             .keep_last(Duration::from_secs(1))
             .table(strategy, Rows { world: self.clone(), at })
             .unwrap()
@@ -218,6 +229,11 @@ impl World {
 
     /// What happened, judged, with a last look through a table of this strategy and at the row.
     pub(crate) async fn report(&self, strategy: Strategy) -> Report {
+        // As double delete reads, and nothing more.
+        let strategy = match strategy {
+            Strategy::DoubleDelete => Strategy::UpdateThenDelete,
+            strategy => strategy,
+        };
         self.read(&self.table(strategy, None, None), 98, Kind::Final).await;
         let truth = self.begin(99, Kind::Truth);
         let version = self.shared.row.lock().version();
