@@ -12,8 +12,13 @@ use testkit::random::Random;
 use testkit::staleness::{Kind, Log, Source};
 use tokio::time::sleep;
 
-const TABLE: &str =
-    "CREATE TABLE cached (id VARCHAR(80) PRIMARY KEY, ver BIGINT NOT NULL, val BIGINT)";
+/// The rows; and which changes came, with the place of each among all.
+const TABLES: [&str; 4] = [
+    "DROP TABLE IF EXISTS cached",
+    "DROP TABLE IF EXISTS changes",
+    "CREATE TABLE cached (id VARCHAR(80) PRIMARY KEY, ver BIGINT NOT NULL, val BIGINT, ms BIGINT NOT NULL, seq BIGINT NOT NULL)",
+    "CREATE TABLE changes (id VARCHAR(80), ms BIGINT, seq BIGINT, val BIGINT, PRIMARY KEY (id, ms, seq))",
+];
 
 /// One in so many loads and commits is slow, by less than this.
 const SLOW: (u64, Duration) = (3, Duration::from_millis(12));
@@ -43,25 +48,34 @@ impl Rows {
         Self { pool, log: Arc::clone(log), random: Arc::new(Mutex::new(random)) }
     }
 
-    /// Makes the table with these rows: version 1, no value.
+    /// Makes the tables, with these rows: version 1.
     pub(crate) async fn make(&self, keys: &[String]) {
+        for sql in TABLES {
+            match &self.pool {
+                Pool::Postgres(pool) => drop(sqlx::query(sql).execute(pool).await.unwrap()),
+                Pool::MariaDb(pool) => drop(sqlx::query(sql).execute(pool).await.unwrap()),
+            }
+        }
+        for key in keys {
+            match &self.pool {
+                Pool::Postgres(pool) => {
+                    let row = sqlx::query("INSERT INTO cached VALUES ($1, 1, 0, 0, 0)").bind(key);
+                    row.execute(pool).await.unwrap();
+                }
+                Pool::MariaDb(pool) => {
+                    let row = sqlx::query("INSERT INTO cached VALUES (?, 1, 0, 0, 0)").bind(key);
+                    row.execute(pool).await.unwrap();
+                }
+            }
+        }
+    }
+
+    /// What was changed later, in its order.
+    pub(crate) async fn changes(&self) -> Vec<(String, i64)> {
+        let sql = "SELECT id, val FROM changes ORDER BY id, ms, seq";
         match &self.pool {
-            Pool::Postgres(pool) => {
-                sqlx::query("DROP TABLE IF EXISTS cached").execute(pool).await.unwrap();
-                sqlx::query(TABLE).execute(pool).await.unwrap();
-                for key in keys {
-                    let row = sqlx::query("INSERT INTO cached VALUES ($1, 1, 0)").bind(key);
-                    row.execute(pool).await.unwrap();
-                }
-            }
-            Pool::MariaDb(pool) => {
-                sqlx::query("DROP TABLE IF EXISTS cached").execute(pool).await.unwrap();
-                sqlx::query(TABLE).execute(pool).await.unwrap();
-                for key in keys {
-                    let row = sqlx::query("INSERT INTO cached VALUES (?, 1, 0)").bind(key);
-                    row.execute(pool).await.unwrap();
-                }
-            }
+            Pool::Postgres(pool) => sqlx::query_as(sql).fetch_all(pool).await.unwrap(),
+            Pool::MariaDb(pool) => sqlx::query_as(sql).fetch_all(pool).await.unwrap(),
         }
     }
 
@@ -96,6 +110,36 @@ impl Rows {
         }
     }
 
+    /// The same for a change that may come twice, or too late; 0 if it does.
+    async fn write_in_order(
+        &self,
+        key: &str,
+        value: Option<i64>,
+        order: Order,
+    ) -> Result<u64, sqlx::Error> {
+        let [ms, seq] = [order.ms(), order.seq()].map(u64::cast_signed);
+        match &self.pool {
+            Pool::Postgres(pool) => {
+                let sql = "INSERT INTO changes VALUES ($1, $2, $3, $4) ON CONFLICT DO NOTHING";
+                sqlx::query(sql).bind(key).bind(ms).bind(seq).bind(value).execute(pool).await?;
+                let sql = "UPDATE cached SET ver = ver + 1, val = $4, ms = $2, seq = $3 \
+                           WHERE id = $1 AND (ms, seq) < ($2, $3) RETURNING ver";
+                let row = sqlx::query_scalar(sql).bind(key).bind(ms).bind(seq).bind(value);
+                Ok(row.fetch_optional(pool).await?.map_or(0, i64::cast_unsigned))
+            }
+            Pool::MariaDb(pool) => {
+                let sql = "INSERT IGNORE INTO changes VALUES (?, ?, ?, ?)";
+                sqlx::query(sql).bind(key).bind(ms).bind(seq).bind(value).execute(pool).await?;
+                let sql = "UPDATE cached SET ver = LAST_INSERT_ID(ver + 1), val = ?, seq = ?, ms = ? \
+                           WHERE id = ? AND (ms, seq) < (?, ?)";
+                let row =
+                    sqlx::query(sql).bind(value).bind(seq).bind(ms).bind(key).bind(ms).bind(seq);
+                let done = row.execute(pool).await?;
+                Ok(if done.rows_affected() > 0 { done.last_insert_id() } else { 0 })
+            }
+        }
+    }
+
     /// Now and then as long as a busy machine would take.
     async fn sometimes_slow(&self) {
         let pause = {
@@ -125,9 +169,12 @@ impl Database<String, i64> for Rows {
         &self,
         key: &String,
         value: Option<&i64>,
-        _: Option<Order>,
+        order: Option<Order>,
     ) -> Result<u64, BoxError> {
         self.sometimes_slow().await;
-        Ok(self.write(key, value.copied()).await?)
+        Ok(match order {
+            Some(order) => self.write_in_order(key, value.copied(), order).await?,
+            None => self.write(key, value.copied()).await?,
+        })
     }
 }

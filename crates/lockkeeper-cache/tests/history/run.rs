@@ -1,5 +1,6 @@
 //! One run: eight processes work, something is done to Redis, and then everything that happened is judged.
 
+use std::collections::HashMap;
 use std::io::Write;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -10,8 +11,8 @@ use lockkeeper::clock::Instant;
 use lockkeeper_cache::Strategy;
 use testkit::database::Database;
 use testkit::random::Random;
-use testkit::staleness::{Kind, Log, Row, Source, check, read};
-use testkit::wait::eventually;
+use testkit::staleness::{Kind, Log, Operation, Outcome, Row, Source, check, read};
+use testkit::wait::{eventually, soon};
 use tokio::sync::Mutex;
 use tokio::time::sleep;
 
@@ -89,25 +90,68 @@ pub(crate) async fn run(database: &Database, fault: Fault, time: Duration) -> Ve
     servers.play(time).await;
     workers.end().await;
     join_all(STRATEGIES.map(|strategy| look_again(strategy, &redis, &rows, &log))).await;
-    let history = read(tasks.iter().map(|task| &task.log).chain([&own])).unwrap();
+    let mut history = read(tasks.iter().map(|task| &task.log).chain([&own])).unwrap();
+    let lost = name_versions(&mut history, &rows.changes().await);
     let report = |strategy: Strategy| {
         let prefix = format!("{strategy}/");
         let ours = history.iter().filter(|operation| operation.key.starts_with(&prefix));
-        let report = check(&ours.cloned().collect::<Vec<_>>()).unwrap();
+        let mut report = check(&ours.cloned().collect::<Vec<_>>()).unwrap();
+        if strategy == Strategy::WriteBehind {
+            report.lost += lost;
+        }
         Row { strategy: strategy.to_string(), fault: fault.to_string(), report }
     };
     STRATEGIES.into_iter().map(report).collect()
+}
+
+/// Gives what was known by its value the version that the database gave it: its place among the changes of the key. How
+/// many writes were acknowledged and never came there.
+fn name_versions(history: &mut [Operation], changes: &[(String, i64)]) -> u64 {
+    let mut versions: HashMap<(&str, u64), u64> = HashMap::new();
+    let (mut key, mut version) = ("", 0);
+    for (of, value) in changes {
+        version = if of == key { version + 1 } else { 2 };
+        key = of;
+        versions.insert((key, value.cast_unsigned()), version);
+    }
+    let mut lost = 0;
+    let prefix = worker::key(Strategy::WriteBehind, 0).replace('0', "");
+    for operation in history.iter_mut().filter(|operation| operation.key.starts_with(&prefix)) {
+        let known = match operation.version {
+            // What was there at first, as it is written and as it is read.
+            Some(0 | 1) => Some(1),
+            Some(value) => versions.get(&(operation.key.as_str(), value)).copied(),
+            None => continue,
+        };
+        if known.is_none() && operation.kind.writes() {
+            lost += u64::from(operation.outcome == Outcome::Ok);
+            operation.outcome = Outcome::Fail;
+        }
+        // A read of what never came to the database stays what it is: nobody wrote that.
+        if known.is_some() || operation.kind.writes() || operation.kind == Kind::Load {
+            operation.version = known;
+        }
+    }
+    lost
 }
 
 /// The last look at each key, through the cache and past it, when all is quiet. What is not in order by then stays so
 /// until it is no longer kept.
 async fn look_again(strategy: Strategy, redis: &str, rows: &Rows, log: &Log) {
     let table = worker::table(strategy, redis, rows).await;
+    if strategy == Strategy::WriteBehind {
+        soon("all changes are in the database", table.flush()).await.unwrap();
+    }
     for key in worker::keys(strategy) {
         let since = Instant::now();
         let truth = loop {
-            let truth = rows.read(&key).await.unwrap().0.cast_unsigned();
-            let behind = table.read(&key).await.is_ok_and(|found| found.version < truth);
+            let (version, value) = rows.read(&key).await.unwrap();
+            let truth = match strategy {
+                Strategy::WriteBehind => value.unwrap_or_default().cast_unsigned(),
+                _ => version.cast_unsigned(),
+            };
+            let found = table.read(&key).await;
+            let behind = found.is_ok_and(|found| worker::seen(strategy, &found) != truth);
             if !behind || Instant::now().since(since) > SETTLE {
                 break truth;
             }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use lockkeeper::Locks;
 use lockkeeper::clock::Instant;
-use lockkeeper_cache::{Cache, Error, Redis, Source as From, Strategy};
+use lockkeeper_cache::{Cache, Error, Read, Redis, Source as From, Strategy};
 use serde::{Deserialize, Serialize};
 use testkit::random::Random;
 use testkit::staleness::{Kind, Log, Source};
@@ -18,7 +18,7 @@ use tokio::time::sleep;
 use crate::rows::Rows;
 
 /// Those that are compared.
-pub(crate) const STRATEGIES: [Strategy; 10] = [
+pub(crate) const STRATEGIES: [Strategy; 11] = [
     Strategy::FillLease,
     Strategy::Strong,
     Strategy::BoundedStale,
@@ -27,6 +27,7 @@ pub(crate) const STRATEGIES: [Strategy; 10] = [
     Strategy::DoubleDelete,
     Strategy::WriteThrough,
     Strategy::ReadWriteLock,
+    Strategy::WriteBehind,
     Strategy::TtlOnly,
     Strategy::Bypass,
 ];
@@ -146,7 +147,7 @@ struct Session {
 impl Session {
     async fn run(mut self) {
         // On a slow machine time alone would prove little.
-        for done in 0.. {
+        for done in 0_u32.. {
             let over = Instant::from_nanos(self.over.load(Ordering::SeqCst));
             let now = Instant::now();
             if now > over && (done >= LEAST.0 || now > over + LEAST.1) {
@@ -154,18 +155,27 @@ impl Session {
             }
             let key = key(self.strategy, self.random.below(KEYS));
             match self.random.below(20) {
-                0 => self.write(&key, None).await,
-                1..4 => self.write(&key, Some(1)).await,
+                0 if self.strategy != Strategy::WriteBehind => self.write(&key, None).await,
+                0..4 => self.write(&key, Some(self.value(done))).await,
                 _ => self.read(&key).await,
             }
             sleep(self.random.duration(Duration::from_millis(3))).await;
         }
     }
 
+    /// One that nobody else writes.
+    fn value(&self, number: u32) -> i64 {
+        (self.number << 32).cast_signed() + i64::from(number)
+    }
+
     async fn write(&self, key: &String, value: Option<i64>) {
         let kind = if value.is_some() { Kind::Write } else { Kind::Delete };
         let write = self.log.begin(self.number, key, kind);
+        let behind = self.strategy == Strategy::WriteBehind;
         match self.table.write(key, value).await {
+            // It has no version yet; what it has then is found by its value.
+            Ok(_) if behind => write.wrote(value.unwrap_or_default().cast_unsigned()),
+            Err(Error::Commit(_)) if behind => write.unknown(value.map(i64::cast_unsigned)),
             Ok(written) => write.wrote(written.version),
             Err(Error::Committed { version, .. }) => write.unknown(Some(version)),
             Err(Error::Commit(_)) => write.unknown(None),
@@ -175,6 +185,14 @@ impl Session {
 
     async fn read(&self, key: &String) {
         read(&self.table, key, &self.log, self.number, Kind::Read).await;
+    }
+}
+
+/// By what a read is known: the version, or where there may be none yet, the value.
+pub(crate) fn seen(strategy: Strategy, found: &Read<i64>) -> u64 {
+    match strategy {
+        Strategy::WriteBehind => found.value.as_deref().map_or(0, |value| value.cast_unsigned()),
+        _ => found.version,
     }
 }
 
@@ -188,7 +206,7 @@ pub(crate) async fn read(table: &Table, key: &String, log: &Log, session: u64, k
                 From::Stale => Source::Stale,
                 _ => Source::Fill,
             };
-            read.found(Some(found.version), source);
+            read.found(Some(seen(table.strategy(), &found)), source);
         }
         Err(_) => read.failed(),
     }

@@ -16,19 +16,19 @@ const SAFE: [Strategy; 2] = [Strategy::FillLease, Strategy::Strong];
 
 impl Scene {
     /// Stale after it was acknowledged, and still so at the end.
-    async fn is_stuck(&self) {
+    async fn is_stuck(&mut self) {
         let (strategy, report) = (self.strategy, self.report().await);
         assert!(report.stale > 0 && report.stuck > 0, "{strategy}: {report:?}\n{}", self.story());
     }
 
     /// Stale after it was acknowledged, but not for ever.
-    async fn was_stale(&self) {
+    async fn was_stale(&mut self) {
         let (strategy, report) = (self.strategy, self.report().await);
         assert!(report.stale > 0 && report.stuck == 0, "{strategy}: {report:?}\n{}", self.story());
     }
 
     /// Nothing is wrong with it.
-    async fn is_right(&self) {
+    async fn is_right(&mut self) {
         let (strategy, report) = (self.strategy, self.report().await);
         assert!(report.is_clean(), "{strategy}: {:#?}\n{}", report.examples, self.story());
     }
@@ -140,7 +140,7 @@ async fn what_a_slow_reader_filled_ends_with_its_time() {
 
 impl Scene {
     /// The time of the second delete comes, and somebody does it.
-    async fn second_delete(&self) {
+    async fn second_delete(&mut self) {
         self.world.pass(SECOND_DELETE);
         let _sweeper = self.world.table(Strategy::DoubleDelete, None, None);
         // The clock stands still, so this passes when it has nothing more to do.

@@ -61,7 +61,7 @@ impl Scene {
         self.lab.play(schedule).await;
     }
 
-    pub(crate) async fn report(&self) -> Report {
+    pub(crate) async fn report(&mut self) -> Report {
         self.world.report(self.strategy).await
     }
 }
