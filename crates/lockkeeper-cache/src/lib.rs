@@ -48,6 +48,11 @@
 //!   [invalidating](Cache::invalidate_to).
 //! - A Redis replica that takes over without the last invalidations, after [`Redis::connect_warm`].
 //!
+//! # Writing
+//!
+//! A [`Table`] writes as well, by a [`Strategy`] that is chosen by name: this one, or any of the usual ones, each with what
+//! it promises and where it fails.
+//!
 //! # Cost
 //!
 //! A hit is one `GET`; a miss is one more round trip before the load and one after it; an invalidation is one, for
