@@ -80,8 +80,8 @@ pub enum Error {
     #[error("the lock of the key failed")]
     Lock(#[source] SharedError),
 
-    /// The store could not be reached or refused. For an invalidation: it is not known whether it was done, and what it
-    /// is about may be served until its time to live ends.
+    /// The store could not be reached or refused. For an invalidation: it is not known whether it was done; it is tried
+    /// again in the background, and until then other processes may serve what it is about.
     #[error("{what}: the store is not available")]
     Store {
         /// What was to be done.

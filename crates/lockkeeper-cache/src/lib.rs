@@ -42,7 +42,7 @@
 //! # When it breaks
 //!
 //! - A writer that does not invalidate, or dies between the commit and the invalidation: the value stays until its time to
-//!   live ends, except after [`Cache::intend`].
+//!   live ends, except after [`Cache::intend`] or with an [outbox].
 //! - An invalidation **before** the commit: a load in between reads the old value and fills it.
 //! - A loader that reads a replica which lags: give values their [version](Loaded::version), and name it when
 //!   [invalidating](Cache::invalidate_to).

@@ -36,7 +36,7 @@ pub(super) async fn members(servers: &Keyspace, key: &str, from: Cursor) -> Resu
     let (at, members): (u64, Vec<(Vec<u8>, f64)>) =
         servers.query(key, &scan).await.map_err(failed)?;
     let keys = members.into_iter().filter_map(|(key, _)| String::from_utf8(key).ok());
-    let next = (at > 0).then(|| Cursor { at, ..from });
+    let next = (at > 0).then_some(Cursor { at, ..from });
     Ok(Page { keys: keys.collect(), next })
 }
 
