@@ -27,9 +27,10 @@
 //! load.
 //!
 //! ```no_run
+//! # #![allow(dead_code)]
 //! # #[cfg(feature = "postgres")]
 //! # mod example {
-//! # use lockkeeper_cache::{Cache, Error};
+//! # use lockkeeper_cache::Cache;
 //! use lockkeeper_cache::outbox::{Relay, postgres};
 //!
 //! # async fn example(users: Cache<u64, String>, mut sql: sqlx::PgTransaction<'static>)
