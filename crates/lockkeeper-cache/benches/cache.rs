@@ -1,0 +1,240 @@
+//! What a hit and a miss cost, as ratios to what they are made of, taken in one run.
+//!
+//! Every figure is the median of several rounds, and the rounds of the two sides of a ratio take turns, so that a
+//! noisy machine disturbs both alike. `./dev bench cache`.
+
+#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a program that prints figures")]
+
+use std::hint::black_box;
+use std::net::TcpListener;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+use lockkeeper::clock::Instant;
+use lockkeeper_cache::{Cache, Error, FirstLevel, Freshness, Loaded, Redis, Source};
+use redis::aio::MultiplexedConnection;
+use serde::{Deserialize, Serialize};
+use tokio::runtime::{Builder, Runtime};
+
+const ROUNDS: usize = 9;
+const KEYS: usize = 10_000;
+const TASKS: usize = 32;
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+struct Article {
+    id: usize,
+    name: String,
+    price: f64,
+    tags: Vec<String>,
+}
+
+fn article(id: usize) -> Article {
+    let tags = (0..6).map(|tag| format!("tag number {tag} of {id}")).collect();
+    Article { id, name: format!("article {id}"), price: 12.5, tags }
+}
+
+/// A server that ends with the program.
+struct Server(Child, u16);
+
+impl Server {
+    async fn start() -> Self {
+        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let mut start = Command::new("redis-server");
+        start.args(["--bind", "127.0.0.1", "--save", "", "--port", &port.to_string()]);
+        let server = Self(start.stdout(Stdio::null()).spawn().unwrap(), port);
+        while server.connect().await.is_err() {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        server
+    }
+
+    fn url(&self) -> String {
+        format!("redis://127.0.0.1:{}", self.1)
+    }
+
+    async fn connect(&self) -> redis::RedisResult<MultiplexedConnection> {
+        redis::Client::open(self.url())?.get_multiplexed_async_connection().await
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn main() {
+    println!("| what | figure | against | ratio | target |");
+    println!("| --- | --- | --- | --- | --- |");
+    let runtime = runtime();
+    runtime.block_on(async {
+        let server = Server::start().await;
+        first_level(&server).await;
+        redis_hit(&server, 1).await;
+        redis_hit(&server, TASKS).await;
+        miss(&server).await;
+    });
+}
+
+fn runtime() -> Runtime {
+    Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap()
+}
+
+fn row(what: &str, ours: Duration, against: &str, theirs: Duration, target: &str) {
+    let ratio = ours.as_secs_f64() / theirs.as_secs_f64();
+    println!("| {what} | {ours:.0?} | {against} {theirs:.0?} | {ratio:.2} | {target} |");
+}
+
+/// Medians of rounds that take turns, per operation.
+async fn versus(
+    count: u32,
+    ours: impl AsyncFn() -> Duration,
+    theirs: impl AsyncFn() -> Duration,
+) -> (Duration, Duration) {
+    let (mut our, mut their) = (Vec::new(), Vec::new());
+    for _ in 0..ROUNDS {
+        our.push(ours().await);
+        their.push(theirs().await);
+    }
+    our.sort();
+    their.sort();
+    (our[ROUNDS / 2] / count, their[ROUNDS / 2] / count)
+}
+
+async fn cache(server: &Server, namespace: &str) -> Cache<String, Article> {
+    let store = Redis::connect(&server.url()).await.unwrap();
+    let loader = async |key: String| {
+        let id = key.rsplit(':').next().and_then(|id| id.parse().ok()).unwrap_or(0);
+        Ok::<_, Error>(Loaded::found(article(id)))
+    };
+    Cache::builder(store).namespace(namespace).build(loader).unwrap()
+}
+
+fn keys() -> Vec<String> {
+    (0..KEYS).map(|id| format!("article:{id}")).collect()
+}
+
+async fn first_level(server: &Server) {
+    let level = FirstLevel::new(2 * KEYS).ttl(Duration::from_secs(3600));
+    let cache = cache(server, "first").await.with_first_level(level).unwrap();
+    let keys = keys();
+    let map = quick_cache::sync::Cache::<String, Arc<Article>>::new(2 * KEYS);
+    for (id, key) in keys.iter().enumerate() {
+        map.insert(key.clone(), Arc::new(article(id)));
+        while cache.read(key, Freshness::Any).await.unwrap().source != Source::First {
+            tokio::task::yield_now().await;
+        }
+    }
+    let count = 500_000;
+    let ours = async || {
+        let since = Instant::now();
+        for at in 0..count as usize {
+            black_box(cache.get(&keys[at % KEYS]).await.unwrap());
+            if at % 1000 == 0 {
+                tokio::task::yield_now().await;
+            }
+        }
+        Instant::now().since(since)
+    };
+    let theirs = async || {
+        let since = Instant::now();
+        for at in 0..count as usize {
+            black_box(map.get(&keys[at % KEYS]));
+            if at % 1000 == 0 {
+                tokio::task::yield_now().await;
+            }
+        }
+        Instant::now().since(since)
+    };
+    let before = cache.stats();
+    let (our, their) = versus(count, ours, theirs).await;
+    let missed = cache.stats().hits - before.hits;
+    row("hit in the first level", our, "quick_cache", their, "≤ 1.5");
+    assert!(missed < 1000, "{missed} of {count} were not in the first level");
+}
+
+async fn redis_hit(server: &Server, tasks: usize) {
+    let cache = cache(server, "hit").await;
+    let raw = server.connect().await.unwrap();
+    let keys: Arc<[String]> = keys().into();
+    for part in keys.chunks(1000) {
+        cache.get_many(part).await.unwrap();
+    }
+    let mut connection = raw.clone();
+    for (id, key) in keys.iter().enumerate() {
+        let text = serde_json::to_vec(&article(id)).unwrap();
+        redis::cmd("SET").arg(key).arg(text).exec_async(&mut connection).await.unwrap();
+    }
+    let count = 20_000;
+    let each = count as usize / tasks;
+    let ours = async || {
+        let since = Instant::now();
+        let work = (0..tasks).map(|task| {
+            let (cache, keys) = (cache.clone(), Arc::clone(&keys));
+            tokio::spawn(async move {
+                for at in 0..each {
+                    let key = &keys[(task * each + at) % KEYS];
+                    black_box(cache.get(key).await.unwrap().unwrap());
+                }
+            })
+        });
+        for task in work.collect::<Vec<_>>() {
+            task.await.unwrap();
+        }
+        Instant::now().since(since)
+    };
+    let theirs = async || {
+        let since = Instant::now();
+        let work = (0..tasks).map(|task| {
+            let (mut raw, keys) = (raw.clone(), Arc::clone(&keys));
+            tokio::spawn(async move {
+                for at in 0..each {
+                    let key = &keys[(task * each + at) % KEYS];
+                    let get = redis::cmd("GET").arg(key).query_async::<Vec<u8>>(&mut raw).await;
+                    let found: Article = serde_json::from_slice(&get.unwrap()).unwrap();
+                    black_box(Arc::new(found));
+                }
+            })
+        });
+        for task in work.collect::<Vec<_>>() {
+            task.await.unwrap();
+        }
+        Instant::now().since(since)
+    };
+    let (our, their) = versus(count, ours, theirs).await;
+    assert_eq!(cache.stats().loads, KEYS as u64);
+    let what = format!("hit at Redis, {tasks} at a time");
+    row(&what, our, "GET and serde_json", their, "≤ 1.1");
+}
+
+/// How many commands the server has run from outside.
+async fn commands(connection: &mut MultiplexedConnection) -> u64 {
+    let mut info = redis::cmd("INFO");
+    let stats: String = info.arg("commandstats").query_async(connection).await.unwrap();
+    let calls = |line: &str| {
+        let (name, rest) = line.strip_prefix("cmdstat_")?.split_once(":calls=")?;
+        let outside = ["get", "evalsha", "eval", "mget"].contains(&name);
+        outside.then(|| rest.split(',').next()?.parse::<u64>().ok()).flatten()
+    };
+    stats.lines().filter_map(calls).sum()
+}
+
+async fn miss(server: &Server) {
+    let cache = cache(server, "miss").await;
+    let mut raw = server.connect().await.unwrap();
+    cache.get(&"warm:0".to_owned()).await.unwrap();
+    let before = commands(&mut raw).await;
+    let since = Instant::now();
+    let keys = keys();
+    for key in &keys[..1000] {
+        cache.get(key).await.unwrap();
+    }
+    let each = Instant::now().since(since) / 1000;
+    // What a script calls inside counts as well: one GET for each of the two.
+    let calls = (commands(&mut raw).await - before) as f64 / 1000.0;
+    println!(
+        "| miss: GET, begin, fill | {each:.0?} | commands {calls:.1}, of them inside scripts 2 | | ≤ 2 besides the GET |"
+    );
+}
