@@ -308,7 +308,10 @@ where
         let Self { inner, names, writer } = self;
         let (keys, how) = (refs(&names), inner.how(version.unwrap_or(0)));
         let settling = inner.insist("settling", || inner.store.settle(&keys, writer, how));
-        inner.changing(&keys, settling).await
+        let settling = inner.changing(&keys, settling);
+        // Once more: a filter that was begun since the intent does not have them.
+        let (settled, announced) = join(settling, inner.announce(&names)).await;
+        announced.and(settled)
     }
 }
 
@@ -378,9 +381,13 @@ where
             Verdict::Get(plan, shown) => (plan, shown),
         };
         self.stats.misses.add();
-        // Apart from those who asked the store: what they get may come from there.
-        let apart = owed.then(|| format!("{name}\0owed"));
-        let flight = match self.flights.join(apart.as_deref().unwrap_or(name), turn, shown) {
+        let role = match plan {
+            Plan::Fill { .. } => self.flights.join(name, turn, shown),
+            // Apart from those who asked the store: what they get may come from there.
+            _ if owed => self.flights.join_direct(&format!("{name}\0owed"), turn),
+            Plan::Direct | Plan::Down => self.flights.join_direct(name, turn),
+        };
+        let flight = match role {
             Role::Joined(flight) => {
                 self.stats.joined.add();
                 flight

@@ -42,8 +42,6 @@ pub enum Event {
     Busy,
     /// The store did not answer, or was left alone because of that.
     StoreDown,
-    /// The filter said that the database has nothing.
-    Filtered,
     /// It was loaded anew before it ended, because it is read much.
     Refreshed,
     /// The audit found something else in the database, and invalidated it.
@@ -70,7 +68,6 @@ impl fmt::Display for Event {
             Self::LoadTimeout => "a load was not done in time",
             Self::Busy => "not loaded, to spare the database",
             Self::StoreDown => "the store did not answer, or was left alone",
-            Self::Filtered => "the filter said that there is nothing",
             Self::Refreshed => "loaded anew before it ended, because it is read much",
             Self::AuditStale => "the audit found something else in the database, and invalidated it",
         })
@@ -83,12 +80,20 @@ pub(crate) struct Events(Mutex<VecDeque<(Instant, Box<str>, Event)>>);
 
 impl Events {
     pub(crate) fn note(&self, name: &str, event: Event) {
-        let entry = (Instant::now(), name.into(), event);
+        let now = Instant::now();
         let mut ring = self.0.lock();
+        // Many of the same would drive out the others.
+        if let Some((at, of, last)) = ring.back_mut()
+            && *last == event
+            && **of == *name
+        {
+            *at = now;
+            return;
+        }
         if ring.len() == KEPT {
             ring.pop_front();
         }
-        ring.push_back(entry);
+        ring.push_back((now, name.into(), event));
     }
 
     /// Those of a key with their age, the youngest first.
@@ -111,9 +116,13 @@ mod tests {
         events.note("a", Event::FillLate);
         let kinds = |name| events.of(name).into_iter().map(|(_, event)| event).collect::<Vec<_>>();
         assert_eq!(kinds("a"), [Event::FillLate, Event::Busy]);
-        for _ in 0..KEPT - 1 {
+        for _ in 0..KEPT {
             events.note("b", Event::Busy);
         }
-        assert_eq!((kinds("a"), kinds("b").len()), (vec![Event::FillLate], KEPT - 1));
+        assert_eq!((kinds("a").len(), kinds("b").len()), (2, 1), "many of the same are one");
+        for number in 0..KEPT - 2 {
+            events.note(&format!("c{number}"), Event::Busy);
+        }
+        assert_eq!((kinds("a"), kinds("b").len()), (vec![Event::FillLate], 1), "the oldest goes");
     }
 }

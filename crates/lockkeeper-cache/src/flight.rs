@@ -7,9 +7,11 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::sync::watch;
+use tokio::time::timeout;
 
 use crate::entry::Ticket;
 
@@ -29,7 +31,11 @@ pub(crate) struct Turn(u64);
 #[derive(Debug)]
 pub(crate) struct Flight<T> {
     key: Box<str>,
-    began: u64,
+    /// When; not yet while it waits for one before it.
+    began: AtomicU64,
+    /// For those who cannot share a lease.
+    direct: bool,
+    before: Mutex<Option<Arc<Self>>>,
     /// Under which it loads, or has asked to.
     ticket: Mutex<Ticket>,
     outcome: watch::Sender<Option<T>>,
@@ -57,15 +63,43 @@ impl<T: Clone> Flights<T> {
     pub(crate) fn join(&self, key: &str, turn: Turn, shown: Option<Ticket>) -> Role<T> {
         let mut under_way = self.under_way.lock();
         if let Some(flight) = under_way.get(key)
-            && (flight.began > turn.0 || shown == Some(*flight.ticket.lock()))
+            && (flight.is_after(turn) || shown == Some(*flight.ticket.lock()))
         {
             return Role::Joined(Arc::clone(flight));
         }
         let began = self.order.fetch_add(1, Ordering::SeqCst);
-        let (ticket, outcome) = (Mutex::new(Ticket::NONE), watch::Sender::new(None));
-        let flight = Arc::new(Flight { key: key.into(), began, ticket, outcome });
+        let flight = Arc::new(Flight::new(key, began, false, None));
         under_way.insert(key.into(), Arc::clone(&flight));
         Role::First(flight)
+    }
+
+    /// The same for a read that goes to the database whatever others do. Only one of these loads at a time: who comes
+    /// meanwhile waits for the next one, together with all others who do.
+    pub(crate) fn join_direct(&self, key: &str, turn: Turn) -> Role<T> {
+        let mut under_way = self.under_way.lock();
+        let there = under_way.get(key);
+        if let Some(flight) = there.filter(|flight| flight.is_after(turn)) {
+            return Role::Joined(Arc::clone(flight));
+        }
+        let before = there.filter(|flight| flight.direct).map(Arc::clone);
+        let began = match before {
+            Some(_) => u64::MAX,
+            None => self.order.fetch_add(1, Ordering::SeqCst),
+        };
+        let flight = Arc::new(Flight::new(key, began, true, before));
+        under_way.insert(key.into(), Arc::clone(&flight));
+        Role::First(flight)
+    }
+
+    /// To be done before a flight asks for anything: waits for the one before it, but not longer than that.
+    pub(crate) async fn take_off(&self, flight: &Flight<T>, longest: Duration)
+    where
+        T: Send + Sync,
+    {
+        let Some(before) = flight.before.lock().take() else { return };
+        let _ = timeout(longest, before.outcome()).await;
+        // From now on nobody joins it who comes later.
+        flight.began.store(self.order.fetch_add(1, Ordering::SeqCst), Ordering::SeqCst);
     }
 
     /// It is over. Who joined it has this.
@@ -78,6 +112,19 @@ impl<T: Clone> Flights<T> {
             }
         }
         flight.outcome.send_replace(Some(outcome));
+    }
+}
+
+impl<T> Flight<T> {
+    fn new(key: &str, began: u64, direct: bool, before: Option<Arc<Self>>) -> Self {
+        let (began, before) = (AtomicU64::new(began), Mutex::new(before));
+        let (ticket, outcome) = (Mutex::new(Ticket::NONE), watch::Sender::new(None));
+        Self { key: key.into(), began, direct, before, ticket, outcome }
+    }
+
+    /// Whether whatever it loads, it loads after that.
+    fn is_after(&self, turn: Turn) -> bool {
+        self.began.load(Ordering::SeqCst) > turn.0
     }
 }
 
@@ -131,5 +178,36 @@ mod tests {
         flights.land(&second, 2);
         assert_eq!((flight.outcome().await, found.outcome().await), (Some(1), Some(2)));
         first(flights.join("k", early, None));
+    }
+
+    #[tokio::test]
+    async fn direct_ones_wait_for_each_other_and_are_shared_until_they_begin() {
+        const LONG: Duration = Duration::from_secs(600);
+        let flights = Arc::new(Flights::new());
+        let one = first(flights.join_direct("k", flights.turn()));
+        flights.take_off(&one, LONG).await;
+        // It has begun: who comes now may not share it, and those who do share the next one.
+        let two = first(flights.join_direct("k", flights.turn()));
+        let also = joined(flights.join_direct("k", flights.turn()));
+        assert!(Arc::ptr_eq(&two, &also));
+        let (waits, waiting) = (Arc::clone(&flights), Arc::clone(&two));
+        let off = tokio::spawn(async move { waits.take_off(&waiting, LONG).await });
+        tokio::task::yield_now().await;
+        assert!(!off.is_finished());
+        flights.land(&one, 1);
+        off.await.unwrap();
+        let three = first(flights.join_direct("k", flights.turn()));
+        assert!(!Arc::ptr_eq(&two, &three), "it has begun");
+        // Not for ever.
+        flights.take_off(&three, Duration::from_millis(1)).await;
+        flights.land(&two, 2);
+        flights.land(&three, 3);
+        assert_eq!((two.outcome().await, three.outcome().await), (Some(2), Some(3)));
+        // One with a lease is not waited for: what it loads is of no use here, and it may take long.
+        let filling = first(flights.join("k", flights.turn(), None));
+        let direct = first(flights.join_direct("k", flights.turn()));
+        flights.take_off(&direct, LONG).await;
+        flights.land(&filling, 4);
+        flights.land(&direct, 5);
     }
 }

@@ -37,7 +37,7 @@ use crate::load::Outcome;
 use crate::store::{self, Seen};
 
 /// A filter that takes longer than this does not answer.
-const FILTER_TIME: Duration = Duration::from_millis(500);
+const FILTER_TIME: Duration = Duration::from_secs(1);
 
 /// What a read gets while the store does not answer.
 #[derive(Debug, Default)]
@@ -149,8 +149,8 @@ impl Builder {
     /// without a load; see [`filter`](crate::filter) for what it costs and when it breaks.
     ///
     /// It is asked for the key as it is written, without the namespace. Keys are inserted by every
-    /// [intent](crate::Cache::intend) before it returns, so before the commit, and again by every
-    /// [invalidation](crate::Cache::invalidate) before that returns: who was told that a key was written
+    /// [intent](crate::Cache::intend) before it returns, so before the commit, and again when it is
+    /// [settled](crate::Write::settle) and by every [invalidation](crate::Cache::invalidate), before these return: who was told that a key was written
     /// is never told that it is absent. If the filter cannot be reached, these fail with [`Error::Store`], and
     /// reads ask the database.
     pub fn filter(mut self, filter: impl Filter + 'static) -> Self {
@@ -175,7 +175,7 @@ impl Builder {
 
     /// What reads get while the store does not answer. Default [`Down::Load`].
     ///
-    /// A store that did not answer three looks in a row is left alone for half a second, then one read tries
+    /// A store that did not answer three looks, one after the other, is left alone for half a second, then one read tries
     /// again, and so on, up to five seconds apart. Invalidations are always tried.
     pub fn when_down(mut self, down: Down) -> Self {
         self.guards.down = down;

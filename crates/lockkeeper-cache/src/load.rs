@@ -75,7 +75,11 @@ where
     ) {
         let (inner, name) = (Arc::clone(self), name.to_owned());
         tokio::spawn(async move {
-            let flying = AssertUnwindSafe(inner.fly(&key, &name, &flight, plan)).catch_unwind();
+            let flying = async {
+                inner.flights.take_off(&flight, inner.settings.queue).await;
+                inner.fly(&key, &name, &flight, plan).await
+            };
+            let flying = AssertUnwindSafe(flying).catch_unwind();
             let waited = inner.settings.timeout;
             let outcome = match timeout(waited, flying).await {
                 Ok(Ok(outcome)) => outcome,
@@ -99,7 +103,6 @@ where
         if !matches!(plan, Plan::Fill { except: Some(_) })
             && let Some(nothing) = self.absent(name).await
         {
-            self.note(name, Event::Filtered);
             return Ok(nothing);
         }
         let mut except = match plan {

@@ -1,6 +1,6 @@
 //! Whether the store answers, or the filter.
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use lockkeeper::clock::Instant;
@@ -21,6 +21,9 @@ const SLOW: Duration = Duration::from_millis(100);
 pub(crate) struct Health {
     what: &'static str,
     streak: AtomicU32,
+    /// When the last failure was noticed. What was asked before says nothing new: one stop of a second is one failure,
+    /// however many looks it held up.
+    failed: AtomicU64,
     gate: Gate,
 }
 
@@ -37,7 +40,8 @@ impl Health {
         let (open, open_longest) = OPEN;
         let policy =
             Policy { calls: 1, open, open_longest, probe: 4 * OPEN.0, ..Policy::default() };
-        Self { what, streak: AtomicU32::new(0), gate: Gate::new(policy) }
+        let (streak, failed) = (AtomicU32::new(0), AtomicU64::new(0));
+        Self { what, streak, failed, gate: Gate::new(policy) }
     }
 
     /// Asks to look.
@@ -59,7 +63,7 @@ impl Health {
         OPEN.0
     }
 
-    fn over(&self, pass: Option<Pass>, ok: bool) {
+    fn over(&self, pass: Option<Pass>, since: Instant, ok: bool) {
         match (ok, pass) {
             (true, pass) => {
                 // The gate first: whoever finds that all is well does not ask it.
@@ -73,7 +77,9 @@ impl Health {
             }
             (false, Some(pass)) => pass.failed(),
             (false, None) => {
-                if self.streak.fetch_add(1, Ordering::Relaxed) + 1 == STREAK
+                let now = Instant::now().as_nanos();
+                if since.as_nanos() > self.failed.fetch_max(now, Ordering::Relaxed)
+                    && self.streak.fetch_add(1, Ordering::Relaxed) + 1 == STREAK
                     && let Ok(pass) = self.gate.enter()
                 {
                     tracing::warn!("{} does not answer, and is left alone for a while", self.what);
@@ -87,7 +93,7 @@ impl Health {
 impl Look<'_> {
     pub(crate) fn answered(mut self, ok: bool) {
         self.answered = true;
-        self.health.over(self.pass.take(), ok);
+        self.health.over(self.pass.take(), self.since, ok);
     }
 }
 
@@ -102,7 +108,7 @@ impl Look<'_> {
 impl Drop for Look<'_> {
     fn drop(&mut self) {
         if !self.answered && Instant::now().since(self.since) >= SLOW {
-            self.health.over(self.pass.take(), false);
+            self.health.over(self.pass.take(), self.since, false);
         }
     }
 }
@@ -124,6 +130,11 @@ mod tests {
             health.enter().unwrap().answered(true);
         }
         assert!(health.is_up());
+        // Many at once are one.
+        let looks: Vec<_> = (0..10).map(|_| health.enter().unwrap()).collect();
+        looks.into_iter().for_each(|look| look.answered(false));
+        assert!(health.is_up());
+        health.enter().unwrap().answered(true);
         // One that began before and has not ended.
         let slow = health.enter().unwrap();
         for _ in 0..3 {

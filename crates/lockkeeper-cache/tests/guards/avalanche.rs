@@ -14,7 +14,7 @@ use lockkeeper_cache::{Cache, Down, Error, Grouped, Loaded, Memory, Store};
 use testkit::wait::{LONG, eventually};
 
 use crate::broken::Breaking;
-use crate::harness::{Client, Database};
+use crate::harness::{Client, Database, value};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -205,6 +205,30 @@ async fn a_store_that_is_down_is_asked_by_one_from_time_to_time() {
 }
 
 #[tokio::test]
+async fn while_it_is_down_one_loads_a_key_at_a_time_and_nobody_gets_what_is_too_old() {
+    let store = Breaking::default();
+    store.set_down(true);
+    let database = Database::new();
+    let builder = Cache::builder(store).max_loads(64, LONG).timeout(LONG);
+    let mut client = Client::new(builder, &database);
+    let early = client.get();
+    let load = client.load().await;
+    // Committed: whoever reads now must see it, so nobody may share that load.
+    database.commit();
+    let late: Vec<_> = (0..100).map(|_| client.get()).collect();
+    client.eventually("all wait", |stats| stats.misses == 101).await;
+    client.no_load();
+    assert!(load.go());
+    assert_eq!(value(early).await, 1);
+    assert!(client.load().await.go());
+    for late in late {
+        assert_eq!(value(late).await, 2);
+    }
+    client.no_load();
+    assert_eq!(client.cache.stats().loads, 2);
+}
+
+#[tokio::test]
 async fn while_it_is_down_reads_get_what_was_chosen() {
     let store = Breaking::default();
     store.set_down(true);
@@ -250,11 +274,12 @@ async fn one_of_a_group_that_is_down_is_down_alone() {
     let moved = source.loads() - 300;
     assert!((60..140).contains(&moved), "its share, and no more: {moved}");
     // It is not asked for each key, and the others have not got its keys.
-    let looks = stores[1].looks();
+    let (looks, others) = (stores[1].looks(), stores[1].others());
     for key in &keys {
         cache.get(key).await.unwrap();
     }
     assert!(stores[1].looks() - looks < 10, "{}", stores[1].looks() - looks);
+    assert_eq!(stores[1].others(), others, "nor for a lease");
     assert_eq!(source.loads() - 300, 2 * moved, "the same again");
     assert_eq!(cache.stats().hits, 300 + 2 * (300 - moved as u64));
     stores[1].set_down(false);
@@ -284,6 +309,6 @@ async fn a_stale_value_is_served_while_another_process_loads() {
     other.no_load();
     assert_eq!(other.cache.stats().stale_hits, 3);
     assert!(load.go());
-    assert_eq!(crate::harness::value(get).await, 2);
+    assert_eq!(value(get).await, 2);
     assert_eq!(other.hit().await, 2);
 }

@@ -17,7 +17,7 @@ use lockkeeper_cache::{Cache, Error, Loaded, Redis};
 use testkit::random::Random;
 use testkit::resp::{Raw, Reply};
 use testkit::server;
-use testkit::wait::{CASE, LONG, eventually, soon, within};
+use testkit::wait::{CASE, LONG, soon, within};
 use tokio::sync::mpsc;
 
 const VARIABLE: &str = "CACHE_CHILD";
@@ -99,34 +99,44 @@ async fn child_main() {
 
 const HERD: u64 = 2500;
 
-/// All want the same key.
+/// All want the same key; each time they are told, the next one.
 async fn herd(server: SocketAddr) {
     let store = Redis::connect(&format!("redis://{server}")).await.unwrap();
     let raw = Arc::new(Raw::connect(server).await);
-    let loader = move |_: u32| {
+    let loader = move |key: u32| {
         let raw = Arc::clone(&raw);
         async move {
-            let load = raw.number("INCR loads").await;
+            let load = raw.number(&format!("INCR loads:{key}")).await;
             // Nobody has it before all have missed it.
-            eventually("all have missed it", async || raw.exists("go").await).await;
+            let go = format!("go:{key}");
+            within(CASE, "all have missed it", async || raw.exists(&go).await).await;
             Ok::<_, Error>(Loaded::found(load))
         }
     };
-    let builder = Cache::builder(store).timeout(CASE).lease(CASE).ttl(CASE);
+    let builder = Cache::builder(store).max_loads(64, CASE).timeout(CASE).lease(CASE).ttl(CASE);
     let cache = builder.build(loader).unwrap();
     say("ready");
-    told().await;
-    let gets: Vec<_> = (0..HERD)
-        .map(|_| {
-            let cache = cache.clone();
-            tokio::spawn(async move { *cache.get(&1).await.unwrap().unwrap() })
-        })
-        .collect();
-    within(CASE, "all have missed it", async || cache.stats().misses == HERD).await;
-    say("missed");
-    let found = join_all(gets).await;
-    assert!(found.iter().all(|found| *found.as_ref().unwrap() == 1), "another value");
-    say(cache.stats().loads);
+    for key in 0.. {
+        told().await;
+        let before = cache.stats();
+        let mut gets = Vec::new();
+        // Not so many at once that the server cannot answer them in time; but nobody has an answer yet.
+        while gets.len() < usize::try_from(HERD).unwrap() {
+            for _ in 0..100 {
+                let cache = cache.clone();
+                gets.push(tokio::spawn(async move { cache.get(&key).await.unwrap() }));
+            }
+            let missed = before.misses + gets.len() as u64;
+            within(CASE, "they miss it", async || cache.stats().misses == missed).await;
+        }
+        say("missed");
+        let found = join_all(gets).await;
+        let stats = cache.stats();
+        let errors =
+            stats.store_errors + stats.down_reads - before.store_errors - before.down_reads;
+        let first = found.iter().filter(|found| found.as_ref().unwrap().as_deref() == Some(&1));
+        say(format!("{} {errors} {}", stats.loads - before.loads, first.count()));
+    }
 }
 
 #[tokio::test]
@@ -138,18 +148,27 @@ async fn ten_thousand_misses_in_four_processes_are_one_load() {
     for process in &mut processes {
         assert_eq!(process.says().await, "ready");
     }
-    processes.iter_mut().for_each(Process::go_on);
-    for process in &mut processes {
-        assert_eq!(process.says().await, "missed");
+    // A machine that is so busy that it does not get to an answer for a second sees more loads: the store is then taken
+    // for dead. That is not what this is about.
+    for key in 0..5 {
+        processes.iter_mut().for_each(Process::go_on);
+        for process in &mut processes {
+            assert_eq!(process.says().await, "missed");
+        }
+        raw.ask(&format!("SET go:{key} 1")).await;
+        let (mut loads, mut errors, mut first) = (0, 0, 0);
+        for process in &mut processes {
+            let said = process.says().await;
+            let said: Vec<u64> = said.split(' ').map(|word| word.parse().unwrap()).collect();
+            (loads, errors, first) = (loads + said[0], errors + said[1], first + said[2]);
+        }
+        let at_the_database = raw.number(&format!("INCR loads:{key}")).await - 1;
+        if errors == 0 {
+            assert_eq!((loads, at_the_database, first), (1, 1, 4 * HERD));
+            return;
+        }
     }
-    assert_eq!(raw.number("INCR loads").await, 2, "one, and this");
-    raw.ask("SET go 1").await;
-    let mut loads = 0;
-    for process in &mut processes {
-        loads += process.says().await.parse::<u64>().unwrap();
-    }
-    assert_eq!(loads, 1);
-    assert_eq!(raw.number("INCR loads").await, 3);
+    panic!("the store did not answer in time, in five rounds");
 }
 
 /// Of each process.
@@ -260,8 +279,9 @@ async fn a_cache_that_is_killed_does_not_kill_the_database() {
     server.start_again().await;
     within(CASE, "it goes on with the cache", || asked(dead + during + 300)).await;
     drop(processes);
-    // What was admitted then may arrive later, all of a while together.
-    let (number, slack) = (u32::try_from(PROCESSES).unwrap(), 100);
+    // What was admitted then may arrive later, where the machine is busy: all of two seconds together.
+    let number = u32::try_from(PROCESSES).unwrap();
+    let slack = 2 * i64::from(number * RATE);
     let over = most_over(&loads(&raw).await, number * RATE, number * BURST);
     assert!(over <= slack, "{over} more than allowed");
     // Would it be seen?
