@@ -3,9 +3,10 @@
 
 use std::time::Duration;
 
-use lockkeeper_cache::{Store, Strategy};
+use lockkeeper_cache::{Cache, Redis, Store, Strategy};
 use testkit::staleness::lab::{END, Moved};
 use testkit::staleness::{Kind, Outcome};
+use testkit::wait::soon;
 
 use crate::gate::Gate;
 use crate::world::{INTENT, NAME, Rows, SECOND_DELETE, TTL, World};
@@ -208,7 +209,8 @@ async fn under_a_read_write_lock_the_writer_waits_for_the_slow_reader() {
 /// A writer by hand, in an order that no strategy has: sets the cache after the commit, or before it.
 async fn sets(world: World, at: testkit::staleness::lab::At, session: u64, cache_first: bool) {
     let begun = world.begin(session, Kind::Write);
-    let (rows, store) = (Rows::new(&world, &at), Gate::new(world.store(), Some(at), None));
+    let (rows, store) =
+        (Rows::new(&world, Some(at.clone())), Gate::new(world.store(), Some(at), None));
     if cache_first {
         let entry = world.next_entry(session);
         store.put(NAME, &entry, TTL).await.unwrap();
@@ -332,6 +334,30 @@ async fn a_fill_after_the_store_was_emptied_brings_the_old_value() {
     race(Strategy::UpdateThenDelete).await.is_stuck().await;
     for strategy in SAFE {
         race(strategy).await.is_right().await;
+    }
+}
+
+/// 002 §1.2: what is written to the cache first is lost with it, if it dies before the database has it.
+#[tokio::test]
+async fn a_cache_that_dies_before_it_wrote_back_loses_the_write() {
+    for strategy in [Strategy::WriteBehind, Strategy::FillLease, Strategy::Strong] {
+        let behind = strategy == Strategy::WriteBehind;
+        let mut server = testkit::server::redis(&[]).await;
+        let store = Redis::connect(&format!("redis://{}", server.address())).await.unwrap();
+        let (world, key) = (World::new(), "k".to_owned());
+        let table = Cache::builder(store).table(strategy, Rows::new(&world, None)).unwrap();
+        let read = async || soon("a value", table.read(&key)).await.unwrap().value;
+        assert_eq!(read().await.as_deref(), Some(&0), "{strategy}");
+        if behind {
+            // So that it has to wait.
+            world.commit_fails();
+        }
+        table.write(&key, Some(7)).await.unwrap();
+        assert_eq!(read().await.as_deref(), Some(&7), "{strategy}");
+        // It keeps nothing on disk.
+        server.restart().await;
+        let after = if behind { 0 } else { 7 };
+        assert_eq!((read().await.as_deref(), world.truth()), (Some(&after), after), "{strategy}");
     }
 }
 

@@ -3,6 +3,7 @@
 //!
 //! An actor is a process of its own with a table of its own. It stops before each step at the store and before each
 //! look at the database, and goes on when the schedule says so.
+#![cfg(feature = "redis")]
 #![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 mod anomalies;

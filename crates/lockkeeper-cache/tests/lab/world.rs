@@ -62,7 +62,7 @@ struct Row {
     values: Vec<u64>,
     /// What loads see, while that is not the same.
     replica: Option<u64>,
-    /// The next commit fails.
+    /// Commits fail.
     fails: bool,
 }
 
@@ -166,7 +166,7 @@ impl World {
         self.shared.row.lock().replica = None;
     }
 
-    /// The next commit fails.
+    /// Commits fail from now on.
     pub(crate) fn commit_fails(&self) {
         self.shared.row.lock().fails = true;
     }
@@ -254,15 +254,16 @@ pub(crate) struct Rows {
 }
 
 impl Rows {
-    pub(crate) fn new(world: &World, at: &At) -> Self {
-        Self { world: world.clone(), at: Some(at.clone()) }
+    /// It stops where the actor can be stopped, if there is one.
+    pub(crate) fn new(world: &World, at: Option<At>) -> Self {
+        Self { world: world.clone(), at }
     }
 
     /// Commits, and the version it has now.
     pub(crate) async fn commit(&self, value: u64) -> Result<u64, BoxError> {
         stop(self.at.as_ref(), "commit").await;
         let mut row = self.world.shared.row.lock();
-        if std::mem::take(&mut row.fails) {
+        if row.fails {
             return Err("the database refuses".into());
         }
         row.values.push(value);
