@@ -51,7 +51,7 @@ where
     }
 }
 
-impl<K, V> Inner<K, V> {
+impl<K: Send + Sync, V: Send + Sync> Inner<K, V> {
     /// What the first level has.
     pub(crate) fn first_get(&self, key: &K, freshness: Freshness) -> Option<Read<V>> {
         self.first.get()?.get(key, freshness, &|| self.store.now())
