@@ -204,7 +204,8 @@ async fn redis_hit(server: &Server, tasks: usize) {
         Instant::now().since(since)
     };
     let (our, their) = versus(count, ours, theirs).await;
-    assert_eq!(cache.stats().loads, KEYS as u64);
+    let stats = cache.stats();
+    assert!(stats.hits >= u64::from(count) && stats.bypasses == 0, "{stats:?}");
     let what = format!("hit at Redis, {tasks} at a time");
     row(&what, our, "GET and serde_json", their, "≤ 1.1");
 }

@@ -150,6 +150,11 @@ where
         if let Some(read) = self.inner.first_get(key, freshness) {
             return Ok(read);
         }
+        // Apart, because moving a future of that size takes longer than a hit in the first level.
+        Box::pin(self.read_at_store(key, freshness)).await
+    }
+
+    async fn read_at_store(&self, key: &K, freshness: Freshness) -> Result<Read<V>> {
         let name = self.inner.name(key)?;
         let mark = self.inner.mark(&name);
         let turn = self.inner.flights.turn();
