@@ -343,7 +343,7 @@ async fn a_cache_that_dies_before_it_wrote_back_loses_the_write() {
     for strategy in [Strategy::WriteBehind, Strategy::FillLease, Strategy::Strong] {
         let behind = strategy == Strategy::WriteBehind;
         let mut server = testkit::server::redis(&[]).await;
-        let store = Redis::connect(&format!("redis://{}", server.address())).await.unwrap();
+        let store = Redis::connect_warm(&format!("redis://{}", server.address())).await.unwrap();
         let (world, key) = (World::new(), "k".to_owned());
         let table = Cache::builder(store).table(strategy, Rows::new(&world, None)).unwrap();
         let read = async || soon("a value", table.read(&key)).await.unwrap().value;
