@@ -96,7 +96,7 @@ fn every_script_is_used() {
     let sources = files(&[".rs"]);
     for (path, _) in files(&[".sql", ".lua"]) {
         let name = path.file_name().unwrap().to_str().unwrap();
-        let quoted = [format!("\"{name}\")"), format!("\"lua/{name}\")")];
+        let quoted = [format!("\"{name}\""), format!("\"lua/{name}\"")];
         let used = sources.iter().any(|(_, text)| quoted.iter().any(|name| text.contains(name)));
         assert!(used, "nobody includes {}", path.display());
     }
