@@ -23,7 +23,7 @@
 //!
 //! # Cost
 //!
-//! A load for each read. [`max_loads`](crate::Builder::max_loads) and [`admit`](crate::Builder::admit) still hold.
+//! A load for each read. [`max_loads`](crate::Builder::max_loads) and [`limit`](crate::Builder::limit) still hold.
 
 use std::fmt::Display;
 
