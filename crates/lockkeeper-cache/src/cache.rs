@@ -404,24 +404,31 @@ where
         };
         let waited = self.settings.timeout;
         let read = flight.outcome().await.unwrap_or(Err(Error::Timeout { waited }))?;
-        self.satisfy(key, freshness, read).await
+        self.satisfy(key, freshness, read, flight.is_after(turn)).await
     }
 
-    /// What came out of a load may be older than this read wants: somebody else began it.
-    async fn satisfy(&self, key: &K, freshness: Freshness, read: Read<V>) -> Result<Read<V>> {
-        let fits = |read: &Read<V>| match freshness {
+    /// What came out of a load may be older than this read wants: somebody else began it, perhaps before the read.
+    async fn satisfy(
+        &self,
+        key: &K,
+        freshness: Freshness,
+        read: Read<V>,
+        after: bool,
+    ) -> Result<Read<V>> {
+        let fits = |read: &Read<V>, after: bool| match freshness {
             Freshness::AtLeast(wanted) => {
-                read.version >= wanted || (read.version == 0 && read.source == Source::Loaded)
+                let unknown = read.version == 0 && read.source == Source::Loaded;
+                read.version >= wanted || (unknown && after)
             }
             Freshness::MaxAge(age) => self.store.now().saturating_sub(read.made) <= millis(age),
             _ => true,
         };
-        if fits(&read) {
+        if fits(&read, after) {
             return Ok(read);
         }
         let read = self.bypass(key, None).await?;
         match freshness {
-            Freshness::AtLeast(wanted) if !fits(&read) => {
+            Freshness::AtLeast(wanted) if !fits(&read, true) => {
                 Err(Error::TooOld { wanted, found: read.version })
             }
             _ => Ok(read),

@@ -123,7 +123,7 @@ impl<T> Flight<T> {
     }
 
     /// Whether whatever it loads, it loads after that.
-    fn is_after(&self, turn: Turn) -> bool {
+    pub(crate) fn is_after(&self, turn: Turn) -> bool {
         self.began.load(Ordering::SeqCst) > turn.0
     }
 }

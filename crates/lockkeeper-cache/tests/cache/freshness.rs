@@ -10,6 +10,7 @@ use crate::harness::{Client, Database, Place, on_each_store, value};
 
 on_each_store! {
     who_names_a_version_gets_it_or_a_later_one
+    who_names_a_version_does_not_take_nothing_from_a_load_that_began_before
     who_wants_no_less_than_the_database_changes_nothing
     who_takes_a_stale_value_gets_it_at_once
     who_wants_a_young_value_loads_an_old_one_anew
@@ -48,6 +49,21 @@ async fn who_names_a_version_gets_it_or_a_later_one(place: &Place) {
     let refused = result(reading).await;
     assert!(matches!(refused, Err(Error::TooOld { wanted: 9, found: 2 })), "{refused:?}");
     assert_eq!(client.hit().await, 2, "and it has spoilt nothing");
+}
+
+/// A row that was inserted while somebody who found none has not returned yet.
+async fn who_names_a_version_does_not_take_nothing_from_a_load_that_began_before(place: &Place) {
+    let database = Database::new();
+    let mut client = Client::with_versions(place.builder().await, &database, true);
+    let early = read(&client, Freshness::Any);
+    let old = client.load().await;
+    database.commit();
+    let reading = read(&client, Freshness::AtLeast(2));
+    client.eventually("it has joined", |stats| stats.joined == 1).await;
+    old.nothing();
+    assert_eq!(soon("nothing", early).await.unwrap().unwrap().value, None);
+    client.load().await.go();
+    assert_eq!(result(reading).await.unwrap(), (2, Source::Loaded));
 }
 
 async fn who_wants_no_less_than_the_database_changes_nothing(place: &Place) {
