@@ -308,12 +308,13 @@ where
     ///
     /// # Errors
     ///
-    /// [`Error::Store`]: the keys are not cached until the intent ends; nothing stale is served.
+    /// [`Error::Store`]: the keys are not cached until the intent ends. If it has ended before the commit, old values may be
+    /// there; so they are invalidated in the background, as by [`Cache::invalidate`].
     pub async fn settle(self, version: Option<u64>) -> Result<Settled> {
         let Self { inner, names, writer } = self;
         let (keys, how) = (refs(&names), inner.how(version.unwrap_or(0)));
         let settling = inner.insist("settling", || inner.store.settle(&keys, writer, how));
-        let settling = inner.changing(&keys, settling);
+        let settling = inner.changing_or_owe(&names, version.unwrap_or(0), settling);
         // Once more: a filter that was begun since the intent does not have them.
         let (settled, announced) = join(settling, inner.announce(&names)).await;
         announced.and(settled)
@@ -388,8 +389,9 @@ where
         self.stats.misses.add();
         let role = match plan {
             Plan::Fill { .. } => self.flights.join(name, turn, shown),
-            // Apart from those who asked the store: what they get may come from there.
-            _ if owed => self.flights.join_direct(&format!("{name}\0owed"), turn),
+            // Apart from those who asked the store: what they get may come from there. No name begins so but those
+            // of a namespace that does, and then these have one more.
+            _ if owed => self.flights.join_direct(&format!("\0{name}"), turn),
             Plan::Direct | Plan::Down => self.flights.join_direct(name, turn),
         };
         let flight = match role {
@@ -524,9 +526,9 @@ where
         }
         let (keys, how) = (refs(names), self.how(floor));
         let invalidating = self.insist("an invalidation", || self.store.invalidate(&keys, how));
-        let invalidating = self.changing(&keys, invalidating);
+        let invalidating = self.changing_or_owe(names, floor, invalidating);
         let (invalidated, announced) = join(invalidating, self.announce(names)).await;
-        invalidated.inspect_err(|_| self.owe(names, floor)).and(announced)?;
+        invalidated.and(announced)?;
         names.iter().for_each(|_| self.stats.invalidations.add());
         Ok(())
     }

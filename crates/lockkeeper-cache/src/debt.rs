@@ -10,6 +10,7 @@ use parking_lot::Mutex;
 use tokio::time::sleep;
 
 use crate::cache::Inner;
+use crate::error::Result;
 use crate::store::{self, Cursor};
 
 /// So many keys are remembered. What is more is "all".
@@ -167,13 +168,28 @@ where
             self.stats.debt_overflows.add();
             tracing::warn!("too many invalidations have failed: all keys will be invalidated");
         }
+        // From now on the store is not asked about them; what was found there before is not to be served.
+        self.first_forget(keys.iter().map(String::as_str));
         self.pay_soon();
     }
 
     /// The same for a whole namespace.
     pub(crate) fn owe_all(self: &Arc<Self>) {
         self.debt.owe_all();
+        self.first_forget_all();
         self.pay_soon();
+    }
+
+    /// Does something that changes these at the store; if it fails, an invalidation is owed.
+    pub(crate) async fn changing_or_owe<T>(
+        self: &Arc<Self>,
+        names: &[String],
+        floor: u64,
+        doing: impl Future<Output = Result<T>> + Send,
+    ) -> Result<T> {
+        let keys: Vec<&str> = names.iter().map(String::as_str).collect();
+        let done = self.changing(&keys, doing).await;
+        done.inspect_err(|_| self.owe(names, floor))
     }
 
     fn pay_soon(self: &Arc<Self>) {

@@ -55,8 +55,11 @@ where
             let page = self.insist("listing", list).await?;
             self.invalidate_names(&page.keys, 0).await?;
             count += page.keys.len() as u64;
-            let Some(next) = page.next else { return Ok(count) };
+            let Some(next) = page.next else { break };
             from = next;
         }
+        // What the store does not have any more may still be here.
+        self.first_forget_all();
+        Ok(count)
     }
 }

@@ -89,7 +89,8 @@ where
         });
         let updates: Vec<_> = updates.collect();
         let update = || self.store.update(&updates, self.how(0));
-        match self.insist("an update", update).await {
+        let names: Vec<&str> = updates.iter().map(|(name, ..)| *name).collect();
+        match self.changing(&names, self.insist("an update", update)).await {
             Ok(answers) => {
                 for ((at, _), answer) in fit.iter().zip(answers) {
                     stored[*at] = answer;

@@ -67,6 +67,11 @@ impl Watch {
         if self.good_until.swap(0, Ordering::SeqCst) > 0 {
             self.flushes.fetch_add(1, Ordering::Relaxed);
         }
+        self.forget_all();
+    }
+
+    /// All that was kept before this is of an old generation.
+    pub(crate) fn forget_all(&self) {
         for generation in &self.generations {
             generation.fetch_add(1, Ordering::SeqCst);
         }

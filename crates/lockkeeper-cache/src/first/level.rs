@@ -83,14 +83,23 @@ impl<K: Send + Sync, V: Send + Sync> Inner<K, V> {
         names: &[&str],
         doing: impl Future<Output = T> + Send,
     ) -> T {
-        let changed = || {
-            if let Some(first) = self.first.get() {
-                names.iter().for_each(|name| first.changes().changed(name.as_bytes()));
-            }
-        };
-        changed();
+        self.first_forget(names.iter().copied());
         let done = doing.await;
-        changed();
+        self.first_forget(names.iter().copied());
         done
+    }
+
+    /// What is here of these is not served any more.
+    pub(crate) fn first_forget<'a>(&self, names: impl Iterator<Item = &'a str>) {
+        if let Some(first) = self.first.get() {
+            names.for_each(|name| first.changes().changed(name.as_bytes()));
+        }
+    }
+
+    /// Nothing that is here is served any more.
+    pub(crate) fn first_forget_all(&self) {
+        if let Some(first) = self.first.get() {
+            first.changes().forget_all();
+        }
     }
 }

@@ -175,7 +175,8 @@ where
         let (lease, fill, version, soft) = (Lease::NONE, Ticket::NONE, PENDING, u64::MAX);
         let (made, cost, schema) = (inner.store.now(), 0, inner.settings.schema);
         let value = Value { lease, fill, version, made, soft, cost, schema, payload };
-        let appended = changes(inner)?.append(&self.log, name, &value, self.most).await;
+        let appending = changes(inner)?.append(&self.log, name, &value, self.most);
+        let appended = inner.changing(&[name], appending).await;
         let appended = appended.inspect_err(|error| inner.store_failed("a change", error));
         // It may be there: who reads it sees it, and it comes to the database.
         match appended.map_err(|error| Error::Commit(Arc::new(error)))? {

@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use lockkeeper_cache::entry::{Begun, Filled, Invalidation, Millis, Settled, Ticket, Value};
-use lockkeeper_cache::store::Result;
+use lockkeeper_cache::store::{Cursor, Page, Result};
 use lockkeeper_cache::{
     BoxError, Cache, Codec, Error, FirstLevel, Freshness, Json, Loaded, Memory, Seen, Source,
-    Store, Watch,
+    Store, StoreError, Watch,
 };
 use testkit::wait::soon;
 use tokio::sync::Semaphore;
@@ -25,11 +25,13 @@ struct Deaf(Memory, Arc<Barrier>);
 struct Barrier {
     reached: Semaphore,
     open: Semaphore,
+    broken: AtomicBool,
 }
 
 impl Barrier {
     fn new() -> Arc<Self> {
-        Arc::new(Self { reached: Semaphore::new(0), open: Semaphore::new(1) })
+        let (reached, open) = (Semaphore::new(0), Semaphore::new(1));
+        Arc::new(Self { reached, open, broken: AtomicBool::new(false) })
     }
 
     async fn pass(&self) {
@@ -84,6 +86,21 @@ impl Store for Deaf {
         self.0.settle(keys, writer, how).await
     }
 
+    async fn update(
+        &self,
+        updates: &[(&str, &Value, Duration)],
+        how: Invalidation,
+    ) -> Result<Vec<bool>> {
+        self.0.update(updates, how).await
+    }
+
+    async fn list(&self, prefix: &str, from: Cursor) -> Result<Page> {
+        if self.1.broken.load(Ordering::SeqCst) {
+            return Err(StoreError::new("test", "no answer"));
+        }
+        self.0.list(prefix, from).await
+    }
+
     fn follow(&self, _: &str, changes: &Arc<Watch>) -> bool {
         changes.caught_up(Watch::now());
         true
@@ -117,15 +134,24 @@ fn build(
     database: &Database,
     barrier: &Arc<Barrier>,
 ) -> Cache<u32, u64> {
+    build_at(Memory::new(), codec, database, barrier)
+}
+
+fn build_at(
+    memory: Memory,
+    codec: impl Codec<u64> + 'static,
+    database: &Database,
+    barrier: &Arc<Barrier>,
+) -> Cache<u32, u64> {
     let database = database.clone();
     let loader = move |_: u32| {
         let read = database.read();
-        async move { Ok::<_, Error>(Loaded::found(read)) }
+        async move { Ok::<_, Error>(Loaded::found(read).version(read)) }
     };
     let level = FirstLevel::new(10).bound(Duration::from_secs(3600));
-    let cache =
-        Cache::builder(Deaf(Memory::new(), Arc::clone(barrier))).build_with(codec, loader).unwrap();
-    cache.with_first_level(level).unwrap()
+    let builder = Cache::builder(Deaf(memory, Arc::clone(barrier)));
+    let builder = builder.timeout(Duration::from_millis(500));
+    builder.build_with(codec, loader).unwrap().with_first_level(level).unwrap()
 }
 
 async fn read(cache: &Cache<u32, u64>) -> (u64, Source) {
@@ -154,6 +180,37 @@ async fn what_this_process_changes_it_does_not_serve() {
     assert_eq!(read(&cache).await, (3, Source::Loaded), "nothing is kept while somebody writes");
     write.settle(None).await.unwrap();
     three_reads(&cache, 3).await;
+}
+
+#[tokio::test]
+async fn what_this_process_sets_or_clears_it_does_not_serve() {
+    let (database, barrier, memory) = (Database::new(), Barrier::new(), Memory::new());
+    let cache = build_at(memory.clone(), Json, &database, &barrier);
+    three_reads(&cache, 1).await;
+    database.commit();
+    let set = [(1, Loaded::found(2).version(2))];
+    assert_eq!(cache.set_many(&set).await.unwrap(), [true]);
+    for source in [Source::Hit, Source::First] {
+        assert_eq!(read(&cache).await, (2, source));
+    }
+    // Somebody else has taken it away, and the message has not come yet.
+    memory.clear();
+    database.commit();
+    assert_eq!(cache.clear().await.unwrap(), 0);
+    three_reads(&cache, 3).await;
+    // What cannot be cleared is not served here either.
+    barrier.broken.store(true, Ordering::SeqCst);
+    database.commit();
+    assert!(cache.clear().await.is_err());
+    assert_eq!(read(&cache).await, (4, Source::Loaded));
+    barrier.broken.store(false, Ordering::SeqCst);
+    soon("made up for", async {
+        while cache.debt().is_none() {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+    three_reads(&cache, 4).await;
 }
 
 /// What is found at the store before the change gets there is served until then, and not afterwards.

@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
-use lockkeeper_cache::{Builder, Cache, Error, Redis};
+use lockkeeper_cache::{Builder, Cache, Error, Loaded, Redis};
 use testkit::resp::Raw;
 use testkit::server::{self, Server};
 use testkit::wait::{eventually, soon};
+use tokio::sync::{mpsc, oneshot};
 
 use crate::harness::{Client, Database, value};
 
@@ -149,4 +150,65 @@ async fn a_clearing_that_fails_is_made_up_for() {
     raw.ask("ACL SETUSER default +@all").await;
     paid(&writer, 0).await;
     assert!(!raw.exists("cache:1").await);
+}
+
+/// An intent that has ended does not keep old values away.
+#[tokio::test]
+async fn a_write_that_cannot_be_settled_is_made_up_for() {
+    let (server, url) = kept().await;
+    let database = Database::new();
+    let intent = Duration::from_millis(50);
+    let builder = builder(&url).await.timeout(Duration::from_secs(1)).intent(intent);
+    let mut writer = Client::new(builder, &database);
+    let raw = Raw::connect(server.address()).await;
+    let write = writer.cache.intend(&[1]).await.unwrap();
+    eventually("it has ended", async || !raw.exists("cache:1").await).await;
+    assert_eq!((writer.loaded().await, writer.hit().await), (1, 1));
+    let raw = forbid(&server).await;
+    database.commit();
+    let refused = soon("an end", write.settle(None)).await;
+    assert!(matches!(refused, Err(Error::Store { .. })), "{refused:?}");
+    assert_eq!(writer.loaded().await, 2);
+    raw.ask("ACL SETUSER default +@all").await;
+    paid(&writer, 0).await;
+    assert_eq!((writer.loaded().await, writer.hit().await), (2, 2));
+}
+
+/// A key may be called like what we call the reads of another one.
+#[tokio::test]
+async fn what_is_owed_is_not_taken_from_another_key() {
+    let (server, url) = kept().await;
+    let (sender, mut loads) = mpsc::unbounded_channel();
+    let loader = move |key: String| {
+        let (end, ended) = oneshot::channel::<()>();
+        sender.send(end).unwrap();
+        async move {
+            let _ = ended.await;
+            Ok::<_, Error>(Loaded::found(key))
+        }
+    };
+    let builder = builder(&url).await.timeout(Duration::from_secs(1));
+    let cache: Cache<String, String> = builder.build(loader).unwrap();
+    let [key, odd] = ["a", "a\0owed"].map(str::to_owned);
+    let _write = cache.intend(std::slice::from_ref(&odd)).await.unwrap();
+    let _raw = forbid(&server).await;
+    assert!(cache.invalidate(std::slice::from_ref(&key)).await.is_err());
+    let get = |key: &String| {
+        let (cache, key) = (cache.clone(), key.clone());
+        tokio::spawn(async move { cache.get(&key).await.unwrap().unwrap() })
+    };
+    let first = get(&odd);
+    let load = soon("a load", loads.recv()).await.unwrap();
+    // This one waits for the first, and whoever comes meanwhile waits with it.
+    let second = get(&odd);
+    eventually("it waits", async || cache.stats().misses == 2).await;
+    let third = get(&key);
+    soon("the other load", loads.recv()).await.unwrap().send(()).unwrap();
+    assert_eq!(*soon("its own", third).await.unwrap(), key);
+    load.send(()).unwrap();
+    soon("the next load", loads.recv()).await.unwrap().send(()).unwrap();
+    assert_eq!(
+        [first.await.unwrap(), second.await.unwrap()].map(|read| (*read).clone()),
+        [(); 2].map(|()| odd.clone())
+    );
 }
