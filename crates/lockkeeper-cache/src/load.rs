@@ -74,6 +74,7 @@ where
         plan: Plan,
     ) {
         let (inner, name) = (Arc::clone(self), name.to_owned());
+        let landing = Landing { inner: Arc::clone(self), flight: Some(Arc::clone(&flight)) };
         tokio::spawn(async move {
             let flying = async {
                 inner.flights.take_off(&flight, inner.settings.queue).await;
@@ -89,7 +90,7 @@ where
             if let Err(error) = &outcome {
                 inner.failed(&name, error);
             }
-            inner.flights.land(&flight, outcome);
+            landing.land(outcome);
         });
     }
 
@@ -307,6 +308,29 @@ where
         self.stats.store_errors.add();
         let cause = std::error::Error::source(error).map(ToString::to_string);
         tracing::warn!(cause, "{what}: {error}");
+    }
+}
+
+/// Ends a flight whose task is dropped with its runtime: nobody else would, and those who wait for it would wait in vain.
+struct Landing<K, V> {
+    inner: Arc<Inner<K, V>>,
+    flight: Option<Arc<Flight<Outcome<V>>>>,
+}
+
+impl<K, V> Landing<K, V> {
+    fn land(mut self, outcome: Outcome<V>) {
+        if let Some(flight) = self.flight.take() {
+            self.inner.flights.land(&flight, outcome);
+        }
+    }
+}
+
+impl<K, V> Drop for Landing<K, V> {
+    fn drop(&mut self) {
+        if let Some(flight) = self.flight.take() {
+            let waited = self.inner.settings.timeout;
+            self.inner.flights.land(&flight, Err(Error::Timeout { waited }));
+        }
     }
 }
 

@@ -1,4 +1,4 @@
-//! A request for a lease that the store gets late.
+//! A request for a lease that the store gets late, and loads that never end.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -94,4 +94,25 @@ async fn who_sees_a_lease_that_came_late_does_not_join_the_load_that_gave_it_up(
     assert_eq!(value(read).await, 2);
     old.go();
     assert_eq!(value(early).await, 1);
+}
+
+/// The runtime of those who read ends, and the cache is used in another one.
+#[test]
+fn a_load_that_ends_with_its_runtime_is_not_waited_for() {
+    let first = tokio::runtime::Runtime::new().unwrap();
+    let database = Database::new();
+    let mut client = Client::new(Cache::builder(Memory::new()), &database);
+    let load = first.block_on(async {
+        // So each read goes to the database, one after the other.
+        let _write = client.cache.intend(&[1]).await.unwrap();
+        let _one = client.get();
+        let load = client.load().await;
+        let _two = client.get();
+        client.eventually("it waits for the first", |stats| stats.misses == 2).await;
+        load
+    });
+    drop(first);
+    assert!(load.is_dropped());
+    let second = tokio::runtime::Runtime::new().unwrap();
+    assert_eq!(second.block_on(client.loaded()), 1);
 }
