@@ -46,10 +46,17 @@ pub struct Memory {
 struct Shared {
     shards: [Mutex<Shard>; SHARDS],
     /// The keys of each tag, and until when each is remembered.
-    tags: Mutex<HashMap<String, Members>>,
+    tags: Mutex<Sets>,
     hasher: RandomState,
     clock: Box<dyn Fn() -> Millis + Send + Sync>,
     queues: Mutex<HashMap<String, deletes::Queue>>,
+}
+
+#[derive(Default)]
+struct Sets {
+    of: HashMap<String, Members>,
+    /// How many there were when those without members were last removed.
+    kept: usize,
 }
 
 #[derive(Default)]
@@ -117,7 +124,7 @@ impl Memory {
     pub fn clear(&self) {
         self.shared.shards.iter().for_each(|shard| shard.lock().slots.clear());
         // Not earlier: what is tagged and not there is harmless.
-        self.shared.tags.lock().clear();
+        *self.shared.tags.lock() = Sets::default();
     }
 
     fn shard(&self, key: &str) -> &Mutex<Shard> {
@@ -293,7 +300,7 @@ impl Store for Memory {
         let mut sets = self.shared.tags.lock();
         let now = (self.shared.clock)();
         for tag in tags {
-            let set = sets.entry((*tag).to_owned()).or_default();
+            let set = sets.of.entry((*tag).to_owned()).or_default();
             let until = set.until.entry(key.into()).or_default();
             *until = (*until).max(now + millis(time));
             // Now and then: each addition pays for a look at two.
@@ -302,12 +309,17 @@ impl Store for Memory {
                 set.kept = set.until.len();
             }
         }
+        if sets.of.len() > 2 * sets.kept + SAMPLE {
+            sets.of.retain(|_, set| set.until.values().any(|until| *until > now));
+            sets.kept = sets.of.len();
+        }
         Ok(())
     }
 
     async fn tagged(&self, tag: &str, _: Cursor) -> Result<Page> {
         let sets = self.shared.tags.lock();
-        let keys = sets.get(tag).map(|set| set.until.keys().map(|key| key.to_string()).collect());
+        let keys =
+            sets.of.get(tag).map(|set| set.until.keys().map(|key| key.to_string()).collect());
         Ok(Page { keys: keys.unwrap_or_default(), next: None })
     }
 }
@@ -338,5 +350,22 @@ mod tests {
         assert!(store.len() <= 1600, "{}", store.len());
         let kept = store.get(&["hot", "written"]).await.unwrap();
         assert!(kept.iter().all(|seen| *seen != Seen::Nothing), "{kept:?}");
+    }
+
+    #[tokio::test]
+    async fn tags_of_keys_that_have_ended_are_forgotten() {
+        let time = Arc::new(std::sync::atomic::AtomicU64::new(1));
+        let clock = Arc::clone(&time);
+        let store =
+            Memory::with_clock(100, move || clock.load(std::sync::atomic::Ordering::SeqCst));
+        let ms = Duration::from_millis(1);
+        store.tag("long", &["lasts"], 5000 * ms).await.unwrap();
+        for number in 0..2000_u64 {
+            time.store(number, std::sync::atomic::Ordering::SeqCst);
+            store.tag("key", &[&number.to_string()], 10 * ms).await.unwrap();
+        }
+        let sets = store.shared.tags.lock().of.len();
+        assert!(sets < 100, "{sets}");
+        assert_eq!(store.tagged("lasts", Cursor::default()).await.unwrap().keys, ["long"]);
     }
 }
