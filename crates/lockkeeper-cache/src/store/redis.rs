@@ -227,8 +227,16 @@ fn is_of_others(error: &lockkeeper::Error) -> bool {
     source.is_some_and(|error| error.code() == Some("WRONGTYPE"))
 }
 
+/// Without what is in it: that may be a value, which is nothing for a log.
 fn strange(reply: &[Reply]) -> StoreError {
-    StoreError::new("redis", format!("an answer that makes no sense: {reply:?}"))
+    let kinds = reply.iter().map(|part| match part {
+        Reply::Nil => "nil".to_owned(),
+        Reply::Int(number) => number.to_string(),
+        Reply::BulkString(bytes) => format!("{} bytes", bytes.len()),
+        _ => "something else".to_owned(),
+    });
+    let kinds: Vec<String> = kinds.collect();
+    StoreError::new("redis", format!("an answer that makes no sense: {}", kinds.join(", ")))
 }
 
 /// What a server has under a key, as far as it has written that itself.
