@@ -29,7 +29,7 @@ use crate::events::Event;
 use crate::group::mix;
 use crate::limit::Limit;
 use crate::loader::Loaded;
-use crate::store::Seen;
+use crate::store::{self, Seen};
 
 /// So many hits that were picked may wait for their time.
 const PENDING: usize = 1024;
@@ -217,6 +217,10 @@ where
 
     /// Whether the database has something newer than that.
     fn differs(&self, cached: &Value, loaded: &Loaded<V>) -> bool {
+        // Written behind: the database is to get it.
+        if cached.version == store::PENDING {
+            return false;
+        }
         if cached.version != 0 && loaded.version != 0 {
             return loaded.version > cached.version;
         }

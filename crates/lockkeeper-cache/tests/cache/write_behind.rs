@@ -8,10 +8,11 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use lockkeeper_cache::entry::{Filled, Lease, Ticket, Value};
+use lockkeeper_cache::entry::{Begun, Entry, Filled, Lease, Ticket, Value};
+use lockkeeper_cache::store::PENDING;
 use lockkeeper_cache::{
     BoxError, Builder, Cache, Database, Error, Freshness, Loaded, Loader, Memory, Order, Redis,
-    Source, Store, Strategy, Table,
+    Seen, Source, Store, Strategy, Table,
 };
 use parking_lot::Mutex;
 use testkit::nodes::Cluster;
@@ -303,4 +304,52 @@ async fn in_a_cluster_all_keys_are_in_one_place() {
     }
     soon("a flush", table.flush()).await.unwrap();
     assert!((0..50).all(|id| database.get(id).as_deref() == Some("x")));
+}
+
+/// Somebody wants a value anew while its change waits: what he loads is from before the change.
+#[tokio::test]
+async fn who_loaded_before_the_database_had_a_change_does_not_fill_over_it() {
+    let server = server::redis(&[]).await;
+    let store = Redis::connect_warm(&format!("redis://{}", server.address())).await.unwrap();
+    let (log, key, minute) = ("{t}!changes", "{t}:1", Duration::from_secs(60));
+    let value = |fill, version, payload: &[u8]| {
+        let (lease, payload) = (Lease::NONE, Some(Arc::from(payload)));
+        Value { lease, fill, version, made: 1, soft: u64::MAX, cost: 0, schema: 0, payload }
+    };
+    let changes = store.changes().unwrap();
+    let pending = value(Ticket::NONE, PENDING, b"new");
+    changes.append(log, key, &pending, 9).await.unwrap().unwrap();
+    let there = store.get(&[key]).await.unwrap().remove(0);
+    let Seen::Entry(Entry::Value(there)) = there else { panic!("{there:?}") };
+    let ticket = Ticket::new();
+    let begun = store.begin(key, ticket, minute, Some(there.fill)).await.unwrap();
+    assert!(matches!(begun, Begun::Granted { floor: PENDING, .. }), "{begun:?}");
+    // The database has no versions.
+    let change = changes.first(log, 1).await.unwrap().remove(0);
+    changes.applied(log, &change, 0, minute).await.unwrap();
+    let old = value(ticket, 0, b"old");
+    assert_eq!(store.fill(key, &old, minute).await.unwrap(), Filled::Gone);
+    let there = store.get(&[key]).await.unwrap().remove(0);
+    assert!(
+        matches!(&there, Seen::Entry(Entry::Value(there)) if there.payload.as_deref() == Some(b"new")),
+        "{there:?}"
+    );
+}
+
+/// The database is behind on purpose: that is no reason to take a change away.
+#[tokio::test]
+async fn a_change_that_waits_is_not_stale_to_an_audit() {
+    let server = server::redis(&[]).await;
+    let database = Ordered::default();
+    let table = table(&server, &database).await;
+    database.fail(true);
+    write(&table, 1, "a").await;
+    let _audit = table.cache().audit(1000.try_into().unwrap(), Duration::from_millis(1));
+    soon("audits", async {
+        while table.cache().stats().audited < 20 {
+            assert_eq!(read(&table, 1).await.as_deref(), Some("a"));
+        }
+    })
+    .await;
+    assert_eq!(table.cache().stats().audit_stale, 0);
 }
