@@ -77,7 +77,8 @@ impl Builder {
     }
 
     /// What all keys begin with, before a colon. Default `cache`. Two caches with one namespace at one store share their
-    /// entries, so they must have the same keys and values.
+    /// entries, so they must have the same keys and values. One that continues another after a colon may, too: the key `b:c`
+    /// of `a` is the key `c` of `a:b`. Nor may one continue another with `#tag`, where the tags of that one are.
     pub fn namespace(mut self, namespace: impl Into<String>) -> Self {
         self.settings.namespace = namespace.into();
         self

@@ -45,7 +45,8 @@ const SHORTEST: Duration = Duration::from_millis(50);
 ///
 /// With it, [`Cache::intend`](crate::Cache::intend) is not strong between processes: a reader elsewhere may have
 /// the value from before the commit for as long as the bound. A master that was replaced and still answers is
-/// believed until the client hears of the new one (about two seconds). Time for which the machine is suspended does not
+/// believed until the client hears of the new one (about two seconds); so long, changes at a server that has just joined
+/// a cluster are not heard. Time for which the machine is suspended does not
 /// count.
 ///
 /// # Cost

@@ -43,7 +43,7 @@ where
         let (lease, fill, schema) = (Lease::NONE, Ticket::new(), self.settings.schema);
         let Read { version, made, .. } = *read;
         let value = Value { lease, fill, version, made, soft: u64::MAX, cost: 0, schema, payload };
-        let set = self.store.put(name, &value, ttl).await;
+        let set = self.changing(&[name], self.store.put(name, &value, ttl)).await;
         set.inspect_err(|error| self.store_failed("setting", error))?;
         self.stats.fills.add();
         Ok(true)
@@ -52,7 +52,8 @@ where
     /// Deletes, as often as it takes.
     pub(super) async fn plain_delete(&self, name: &str) -> Result<()> {
         let names = [name];
-        self.insist("a delete", || self.store.invalidate(&names, DELETE)).await?;
+        let deleting = self.insist("a delete", || self.store.invalidate(&names, DELETE));
+        self.changing(&names, deleting).await?;
         self.stats.invalidations.add();
         Ok(())
     }
