@@ -404,7 +404,7 @@ pub(super) fn failed(what: &str, error: RedisError) -> Error {
         _ => match error.code() {
             Some("OOM") => ": the server is out of memory (maxmemory)",
             Some("NOAUTH") => ": the server wants a password",
-            Some("WRONGTYPE") => ": the key holds something else than a lock",
+            Some("WRONGTYPE") => ": the key holds something else",
             _ => "",
         },
     };
