@@ -10,7 +10,7 @@ use std::sync::{Arc, LazyLock, Weak};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use futures_util::future::{join_all, try_join_all};
+use futures_util::future::join_all;
 use lockkeeper::Url;
 use lockkeeper::backend::redis::keyspace::{Follower, Keyspace};
 use lockkeeper::clock::Instant;
@@ -194,10 +194,10 @@ impl Redis {
     }
 
     /// Looks at keys that are in one place.
-    async fn look(&self, places: Vec<usize>, part: Vec<&str>) -> Result<(Vec<usize>, Vec<Seen>)> {
+    async fn look(&self, part: &[&str]) -> Result<Vec<Seen>> {
         let mut get = redis::cmd("MGET");
-        let (found, by): (Vec<Option<Vec<u8>>>, _) = self.query(part[0], get.arg(&part)).await?;
-        Ok((places, found.iter().map(|bytes| seen(bytes.as_deref(), by)).collect()))
+        let (found, by): (Vec<Option<Vec<u8>>>, _) = self.query(part[0], get.arg(part)).await?;
+        Ok(found.iter().map(|bytes| seen(bytes.as_deref(), by)).collect())
     }
 
     /// Keys that may be in one command, with the place of each in the list.
@@ -270,14 +270,27 @@ impl Store for Redis {
                 Err(error) => Err(failed(error)),
             };
         }
-        let mut found = vec![Seen::Nothing; keys.len()];
-        let looks = self.parts(&keys).into_iter().map(|(places, part)| self.look(places, part));
-        for (places, seen) in try_join_all(looks).await? {
-            for (at, seen) in places.into_iter().zip(seen) {
-                found[at] = seen;
+        let mut found = vec![Seen::Down; keys.len()];
+        let parts = self.parts(&keys);
+        let looks = join_all(parts.iter().map(|(_, part)| self.look(part))).await;
+        let (mut answered, mut failed) = (parts.is_empty(), None);
+        for ((places, _), look) in parts.iter().zip(looks) {
+            match look {
+                Ok(seen) => {
+                    answered = true;
+                    places.iter().zip(seen).for_each(|(at, seen)| found[*at] = seen);
+                }
+                // Of its own keys alone nothing is known.
+                Err(error) => {
+                    tracing::warn!(%error, "one of the servers does not answer");
+                    failed = Some(error);
+                }
             }
         }
-        Ok(found)
+        match failed.filter(|_| !answered) {
+            Some(error) => Err(error),
+            None => Ok(found),
+        }
     }
 
     async fn begin(
@@ -443,5 +456,19 @@ fn words(how: Invalidation) -> ([u8; 8], Vec<u8>, Vec<u8>) {
 impl fmt::Debug for Redis {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Redis").field("servers", &self.servers).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_makes_no_sense_is_described_and_not_shown() {
+        let reply = [Reply::Int(7), Reply::Nil, Reply::BulkString(b"secret".to_vec())];
+        let error = strange(&reply);
+        let told = format!("{error} {error:?} {:?}", std::error::Error::source(&error));
+        assert!(told.contains("7, nil, 6 bytes") && !told.contains("secret"), "{told}");
+        assert!(!told.contains("115"), "{told}");
     }
 }

@@ -1,5 +1,7 @@
 //! Several servers.
 
+use std::time::Duration;
+
 use lockkeeper_cache::{Cache, Error, Loaded, Redis};
 use testkit::nodes::{Cluster, Sentinels};
 use testkit::wait::soon;
@@ -44,4 +46,22 @@ async fn a_cluster_has_each_key_where_its_slot_is() {
 #[tokio::test]
 async fn the_master_that_sentinels_name_has_them_all() {
     many_keys(&Sentinels::shared().await.url()).await;
+}
+
+#[tokio::test]
+async fn a_server_of_a_cluster_that_does_not_answer_costs_its_own_keys_alone() {
+    // Nobody takes over.
+    let cluster = Cluster::start(Duration::from_secs(60)).await;
+    let store = soon("connected", Redis::connect(&cluster.url())).await.unwrap();
+    let loader = async |key: u32| Ok::<_, Error>(Loaded::found(key));
+    let cache = Cache::builder(store).build(loader).unwrap();
+    let keys: Vec<u32> = (0..50).collect();
+    soon("all", cache.get_many(&keys)).await.unwrap();
+    assert_eq!(cache.stats().loads, 50);
+    cluster.servers[0].pause();
+    let found = soon("all", cache.get_many(&keys)).await.unwrap();
+    cluster.servers[0].resume();
+    assert!(found.iter().zip(&keys).all(|(found, key)| found.as_deref() == Some(key)));
+    let stats = cache.stats();
+    assert!((51..80).contains(&stats.loads) && stats.hits + stats.loads == 100, "{stats:?}");
 }
