@@ -4,7 +4,8 @@
 //!
 //! Some hits are picked, not more than the rate. After the delay:
 //!
-//! 1. Look at the store. No value: it is *gone*, and nothing is to be said.
+//! 1. Look at the store. No value, or one that [waits](crate::strategy::write_behind) for the database: it is *gone*,
+//!    and nothing is to be said.
 //! 2. Load from the database, through the limits of all loads.
 //! 3. If the database has something else (a larger version; without versions, other bytes), wait for the delay once
 //!    more, so that a writer who has just committed can invalidate, and look again. If it is still the same fill, it is
@@ -208,7 +209,10 @@ where
 
     async fn cached(&self, name: &str) -> Option<Value> {
         match self.look(name).await {
-            Ok(Seen::Entry(Entry::Value(value))) if value.schema == self.settings.schema => {
+            // What waits for the database is not what it has, and not stale.
+            Ok(Seen::Entry(Entry::Value(value)))
+                if value.schema == self.settings.schema && value.version != store::PENDING =>
+            {
                 Some(value)
             }
             _ => None,

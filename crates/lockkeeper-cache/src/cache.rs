@@ -21,10 +21,10 @@ use crate::flight::{Flights, Role, Turn};
 use crate::freshness::Freshness;
 use crate::guard::Guards;
 use crate::hot::HotKey;
-use crate::load::{Decoded, Outcome, Plan};
+use crate::load::{Decoded, Outcome, PENDING_FOR, Plan};
 use crate::loader::Loader;
 use crate::stats::{Counters, Stats};
-use crate::store::{self, Seen, Store, millis};
+use crate::store::{self, PENDING, Seen, Store, millis};
 use crate::tags::Tags;
 
 /// Between two attempts at an invalidation that the store failed at.
@@ -108,6 +108,8 @@ enum Verdict<V> {
     Take(Read<V>, Option<Plan>),
     /// Get one. `shown`: the lease of somebody who does.
     Get(Plan, Option<Ticket>),
+    /// A change waits for the database, and cannot be read: what the database has is older.
+    Pending,
 }
 
 impl Cache<(), ()> {
@@ -385,6 +387,7 @@ where
                 return Ok(read);
             }
             Verdict::Get(plan, shown) => (plan, shown),
+            Verdict::Pending => return Err(Error::Busy { retry_after: PENDING_FOR }),
         };
         self.stats.misses.add();
         let role = match plan {
@@ -480,7 +483,8 @@ where
     ) -> Verdict<V> {
         let anew = Plan::Fill { except: Some(value.fill) };
         let shown = value.lease.is_live(now).then_some(value.lease.ticket);
-        if !freshness.accepts(value, now) {
+        // Nobody has anything newer than what waits for the database.
+        if value.version != PENDING && !freshness.accepts(value, now) {
             return Verdict::Get(anew, shown);
         }
         match self.decode(value) {
@@ -499,6 +503,10 @@ where
             Decoded::Newer => {
                 self.note(name, Event::Newer);
                 Verdict::Get(Plan::Direct, None)
+            }
+            Decoded::Pending => {
+                self.note(name, Event::Unreadable);
+                Verdict::Pending
             }
         }
     }

@@ -38,7 +38,7 @@ pub enum Error {
     Panicked(String),
 
     /// The database is to be spared: too many loads are under way or began of late, many have failed, or the store is
-    /// down and [`Down`](crate::Down) says so; or too many changes wait for it.
+    /// down and [`Down`](crate::Down) says so; or too many changes wait for it, or one that this program cannot read.
     #[error("refused, to spare the database: try again in {retry_after:?}")]
     Busy {
         /// When to try again.

@@ -173,7 +173,8 @@ impl Builder {
         self
     }
 
-    /// What reads get while the store does not answer. Default [`Down::Load`].
+    /// What reads get while the store does not answer. Default [`Down::Load`]; always [`Down::Busy`] for a table that is
+    /// [written behind](crate::strategy::write_behind).
     ///
     /// A store that did not answer three looks, one after the other, is left alone for half a second, then one read tries
     /// again, and so on, up to five seconds apart. Invalidations are always tried.

@@ -18,13 +18,16 @@ use crate::events::Event;
 use crate::flight::Flight;
 use crate::limit::Limit;
 use crate::loader::Loaded;
-use crate::store::{Seen, millis};
+use crate::store::{PENDING, Seen, millis};
 
 /// Between two looks at a key that somebody else loads: at first, and at most.
 const LOOKS: (Duration, Duration) = (Duration::from_millis(2), Duration::from_millis(50));
 
 /// So many leases of others are waited for. More are only seen where a key is invalidated all the time.
 const ROUNDS: usize = 8;
+
+/// When to ask again for what waits for the database and cannot be read.
+pub(crate) const PENDING_FOR: Duration = Duration::from_millis(200);
 
 /// What comes of a load, for all who waited for it.
 pub(crate) type Outcome<V> = Result<Read<V>>;
@@ -49,6 +52,8 @@ enum Waited<V> {
     Direct,
     /// The store does not answer.
     Down,
+    /// A change waits for the database, and cannot be read.
+    Pending,
 }
 
 /// What a value that is there is worth to us.
@@ -58,6 +63,8 @@ pub(crate) enum Decoded<V> {
     Unfit,
     /// Of a newer program: to be left alone.
     Newer,
+    /// Not readable, and the database does not have it yet: what it has is older.
+    Pending,
 }
 
 impl<K, V> Inner<K, V>
@@ -147,6 +154,7 @@ where
                 Waited::Again => {}
                 Waited::Direct => break,
                 Waited::Down => return self.down(key, name).await,
+                Waited::Pending => return Err(Error::Busy { retry_after: PENDING_FOR }),
             }
         }
         self.bypass(key, None).await
@@ -169,6 +177,7 @@ where
                     match self.decode(&value) {
                         Decoded::Read(read) => return Waited::Found(read),
                         Decoded::Newer => return Waited::Direct,
+                        Decoded::Pending => return Waited::Pending,
                         Decoded::Unfit => *except = Some(value.fill),
                     }
                     return Waited::Again;
@@ -262,14 +271,20 @@ where
     pub(crate) fn decode(&self, value: &Value) -> Decoded<V> {
         if value.schema != self.settings.schema {
             self.stats.unreadable.add();
-            let newer = value.schema > self.settings.schema;
-            return if newer { Decoded::Newer } else { Decoded::Unfit };
+            return match value.schema > self.settings.schema {
+                _ if value.version == PENDING => Decoded::Pending,
+                true => Decoded::Newer,
+                false => Decoded::Unfit,
+            };
         }
         let decoded = match value.payload.as_deref().map(|bytes| self.codec.decode(bytes)) {
             None => None,
             Some(Ok(decoded)) => Some(Arc::new(decoded)),
             Some(Err(error)) => {
                 self.stats.unreadable.add();
+                if value.version == PENDING {
+                    return Decoded::Pending;
+                }
                 tracing::debug!(%error, "a value cannot be decoded, and is loaded again");
                 return Decoded::Unfit;
             }

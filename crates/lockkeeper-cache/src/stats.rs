@@ -86,8 +86,12 @@ counters! {
     audited,
     /// Of those, how many were stale: the database had something else, and nobody had invalidated them.
     audit_stale,
-    /// Values that were gone when the audit came to look at them.
+    /// Values that were gone, or waited for the database, when the audit came to look at them.
     audit_gone,
+    /// Changes that were [written behind](crate::strategy::write_behind) to the database by this process.
+    applied,
+    /// Times that the database refused one, or did not answer; it is tried again, and those after it wait.
+    apply_errors,
     /// Keys that were invalidated.
     invalidations,
     /// Keys that could not be, and are tried again.

@@ -6,7 +6,7 @@ use crate::cache::Inner;
 use crate::entry::{Filled, Millis, Ticket, Value};
 use crate::error::Error;
 use crate::events::Event;
-use crate::store::millis;
+use crate::store::{PENDING, millis};
 
 impl<K, V> Inner<K, V>
 where
@@ -23,6 +23,10 @@ where
     /// Whether this hit should have the value loaded anew.
     pub(crate) fn is_due(&self, name: &str, value: &Value, now: Millis) -> bool {
         let random = self.guards.hot.hit(name);
+        // It has no end, and the database nothing newer.
+        if value.version == PENDING {
+            return false;
+        }
         if now >= value.soft {
             return true;
         }

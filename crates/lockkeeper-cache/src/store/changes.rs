@@ -59,3 +59,11 @@ pub struct Change {
     /// What it has now; `None`: this cannot be read.
     pub value: Option<Value>,
 }
+
+impl Change {
+    /// What its entry is filled with.
+    pub(crate) fn fill(&self) -> Ticket {
+        let (ms, seq) = (u128::from(self.order.ms()), u128::from(self.order.seq()));
+        Ticket::from_bytes(((ms << 64) | seq).to_be_bytes())
+    }
+}

@@ -26,6 +26,7 @@ use crate::builder::Builder;
 use crate::cache::{Cache, Read};
 use crate::database::Database;
 use crate::error::{BoxError, Result};
+use crate::guard::Down;
 use crate::loader::Loaded;
 
 /// What only some strategies need.
@@ -115,6 +116,8 @@ impl Builder {
         let options = std::mem::take(&mut self.options);
         if strategy == Strategy::WriteBehind {
             self.settings.namespace = write_behind::tagged(&self.settings.namespace)?;
+            // A change may wait there, which the database does not have.
+            self = self.when_down(Down::Busy);
         }
         let database: Arc<dyn Database<K, V>> = Arc::new(database);
         let cache = self.build(Source(Arc::clone(&database)))?;

@@ -5,7 +5,8 @@
 //! - Write: one script appends the change to a Redis Stream and makes it the entry, which has no end until the database
 //!   has it. A deletion is a change to nothing. [`Error::Busy`] when as many changes wait as
 //!   [`behind`](crate::Builder::behind) lets.
-//! - Read: as [`fill_lease`](super::fill_lease). A key with a change that waits is a hit.
+//! - Read: as [`fill_lease`](super::fill_lease). A key with a change that waits is a hit. While Redis does not answer, and
+//!   where a change waits that this program cannot read, reads get [`Error::Busy`]: the database may be older.
 //! - One process at a time applies the changes: it takes them from the beginning of the stream, those of a key in
 //!   their order, and gives each with its [`Order`](crate::Order) to [`Database::store`](crate::Database::store); then
 //!   one script takes it out of the stream and gives the entry its time to live. When the database fails it waits and
@@ -33,8 +34,11 @@
 //! 3. The change never comes to the database, and readers get the old value.
 //!
 //! `appendonly yes` with `appendfsync always`, `min-replicas-to-write`, and `maxmemory-policy noeviction` make that less
-//! likely. A server in its place whose clock is behind gives orders that the database has seen. An entry that is evicted, or [invalidated](crate::Cache::invalidate) by hand, before the database has it: readers get
-//! what the database has, until it has the change.
+//! likely. A server in its place whose clock is behind gives orders that the database has seen.
+//!
+//! *Past the change*: an entry that is evicted, or [invalidated](crate::Cache::invalidate) or
+//! [cleared](crate::Cache::clear) by hand, before the database has it. Readers get what the database has, until it has
+//! the change. So do those who ask for [`Latest`](Freshness::Latest).
 //!
 //! *A change that the database never takes*, or that this program cannot decode, holds up all that follow, until
 //! the table is full. [Flush](super::Table::flush) before values change their [form](crate::Builder::schema).

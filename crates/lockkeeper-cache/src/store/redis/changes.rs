@@ -23,11 +23,6 @@ fn id(order: Order) -> String {
     format!("{}-{}", order.ms(), order.seq())
 }
 
-/// What the entry of a change was filled with.
-fn fill(order: Order) -> [u8; 16] {
-    ((u128::from(order.ms()) << 64) | u128::from(order.seq())).to_be_bytes()
-}
-
 fn change(id: &str, fields: &[Vec<u8>]) -> Option<Change> {
     let [_, key, _, value] = fields else { return None };
     let value = match Entry::decode(value) {
@@ -94,7 +89,7 @@ impl Changes for Redis {
         let keys = [self.key(log), self.key(&change.key)];
         let keys = keys.each_ref().map(String::as_str);
         let (id, ttl) = (id(change.order), text(millis(ttl)));
-        let (fill, version) = (fill(change.order), version.to_be_bytes());
+        let (fill, version) = (change.fill().to_bytes(), version.to_be_bytes());
         self.run(&APPLIED, &keys, &[id.as_bytes(), &fill, &version, &ttl]).await.map(|_| ())
     }
 

@@ -11,7 +11,7 @@ use indexmap::IndexMap;
 use lockkeeper::Mutex;
 use lockkeeper::clock::Instant;
 use tokio::sync::Notify;
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
 use super::LOOK;
 use crate::cache::Inner;
@@ -177,16 +177,20 @@ where
             tracing::error!(%order, key, "a change cannot be read by this program: it waits for another");
             return Step::Foreign;
         };
-        let ttl = if value.is_some() { inner.settings.ttl } else { inner.settings.null_ttl };
-        let version = match self.store(&key, value.as_ref(), change).await {
+        let ttl = inner.lifetime(value.is_none(), change.fill());
+        let version = match self.store(inner, &key, value.as_ref(), change).await {
             Ok(version) => version,
             Err(error) => {
+                inner.stats.apply_errors.add();
                 tracing::warn!(%error, "a change was not written to the database, and is tried again");
                 return Step::Failed;
             }
         };
         match changes.applied(&self.log, change, version, ttl).await {
-            Ok(()) => Step::Applied,
+            Ok(()) => {
+                inner.stats.applied.add();
+                Step::Applied
+            }
             Err(error) => {
                 // It is done again, which changes nothing.
                 inner.store_failed("a change that was written", &error);
@@ -195,11 +199,21 @@ where
         }
     }
 
-    /// A panic there is a failure as well.
-    async fn store(&self, key: &K, value: Option<&V>, change: &Change) -> Result<u64, BoxError> {
+    /// A panic there is a failure as well, and so is no answer: if it is done late, its order tells.
+    async fn store(
+        &self,
+        inner: &Inner<K, V>,
+        key: &K,
+        value: Option<&V>,
+        change: &Change,
+    ) -> Result<u64, BoxError> {
         let storing = self.database.store(key, value, Some(change.order));
-        let stored = AssertUnwindSafe(storing).catch_unwind().await;
-        stored.unwrap_or_else(|_| Err("it panicked".into()))
+        let storing = timeout(inner.settings.timeout, AssertUnwindSafe(storing).catch_unwind());
+        match storing.await {
+            Ok(Ok(stored)) => stored,
+            Ok(Err(_)) => Err("it panicked".into()),
+            Err(late) => Err(late.into()),
+        }
     }
 
     /// The key and the value of a change, if they are of this program.
