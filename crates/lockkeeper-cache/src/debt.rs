@@ -166,6 +166,7 @@ where
         keys.iter().for_each(|_| self.stats.debts.add());
         if self.debt.owe(keys, floor) {
             self.stats.debt_overflows.add();
+            self.first_forget_all();
             tracing::warn!("too many invalidations have failed: all keys will be invalidated");
         }
         // From now on the store is not asked about them; what was found there before is not to be served.

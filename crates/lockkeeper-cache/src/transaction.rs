@@ -33,6 +33,14 @@ pub trait Invalidate: Debug + Send + Sync {
     ///
     /// As for [`Cache::invalidate`]. Keys that this cache would refuse are left out: it cannot have them.
     async fn invalidate_touched(&self, touched: &[Touched]) -> Result<()>;
+
+    /// Tells the [filter](crate::Builder::filter) of these keys, if there is one. Before the commit, so that no crash
+    /// leaves a row that it does not know of.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Store`].
+    async fn announce_touched(&self, touched: &[Touched]) -> Result<()>;
 }
 
 #[async_trait]
@@ -55,6 +63,17 @@ where
         // At the same time, so that they share a round trip; and all of them, also when one fails.
         let done = each.map(|(version, names)| self.inner.invalidate_names(names, *version));
         join_all(done).await.into_iter().collect()
+    }
+
+    async fn announce_touched(&self, touched: &[Touched]) -> Result<()> {
+        let (namespace, max) = (self.namespace(), self.inner.settings.max_key);
+        let fit = touched.iter().filter(|touched| touched.key.len() <= max);
+        let names: Vec<String> =
+            fit.map(|touched| format!("{namespace}:{}", touched.key)).collect();
+        if names.is_empty() {
+            return Ok(());
+        }
+        self.inner.announce(&names).await
     }
 }
 
@@ -267,6 +286,9 @@ where
         T: Send,
         E: Send,
     {
+        // If that fails, the invalidation tells it once more, and says so.
+        let each = self.touched.iter().map(|(cache, touched)| cache.announce_touched(touched));
+        join_all(each).await;
         let mut unsure = Unsure(self.touched);
         let outcome = commit.await;
         let cache = invalidate(&unsure.0).await;

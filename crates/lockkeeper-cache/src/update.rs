@@ -3,7 +3,7 @@
 use std::fmt::Display;
 use std::sync::Arc;
 
-use futures_util::future::join_all;
+use futures_util::future::{join, join_all};
 
 use crate::cache::{Cache, Inner};
 use crate::entry::{Lease, Ticket, Value};
@@ -83,14 +83,23 @@ where
             return Ok(stored);
         }
         let updates = fit.iter().map(|(at, value)| {
-            let null = value.payload.is_none();
-            let ttl = if null { self.settings.null_ttl } else { self.settings.ttl };
+            let ttl = self.lifetime(value.payload.is_none(), value.fill);
             (named[*at].0.as_str(), value, ttl)
         });
         let updates: Vec<_> = updates.collect();
         let update = || self.store.update(&updates, self.how(0));
         let names: Vec<&str> = updates.iter().map(|(name, ..)| *name).collect();
-        match self.changing(&names, self.insist("an update", update)).await {
+        let owned: Vec<String> = names.iter().map(ToString::to_string).collect();
+        let updating = self.changing(&names, async {
+            let updated = self.insist("an update", update).await;
+            updated.inspect_err(|_| {
+                for (at, value) in &fit {
+                    self.owe(std::slice::from_ref(&named[*at].0), value.version);
+                }
+            })
+        });
+        let (updated, announced) = join(updating, self.announce(&owned)).await;
+        match updated.and_then(|answers| announced.map(|()| answers)) {
             Ok(answers) => {
                 for ((at, _), answer) in fit.iter().zip(answers) {
                     stored[*at] = answer;
@@ -98,19 +107,17 @@ where
                 }
                 Ok(stored)
             }
-            Err(error) => {
-                for (at, value) in &fit {
-                    self.owe(std::slice::from_ref(&named[*at].0), value.version);
-                }
-                Err(error)
-            }
+            Err(error) => Err(error),
         }
     }
 
     fn value_of(&self, payload: Option<Arc<[u8]>>, version: u64) -> Value {
         let now = self.store.now();
-        let soft = self.settings.refresh_after.map_or(u64::MAX, |after| now + millis(after));
         let (lease, fill, schema) = (Lease::NONE, Ticket::new(), self.settings.schema);
+        let soft = self
+            .settings
+            .refresh_after
+            .map_or(u64::MAX, |after| now + millis(self.guards.shorten(after, fill)));
         // When it was loaded, and how long that took, is known of what it replaces.
         Value { lease, fill, version, made: 0, soft, cost: 0, schema, payload }
     }

@@ -141,7 +141,7 @@ where
             return Ok(due.next);
         }
         let keys: Vec<&str> = due.deletes.iter().map(|delete| &*delete.key).collect();
-        inner.store.invalidate(&keys, DELETE).await?;
+        inner.changing(&keys, inner.store.invalidate(&keys, DELETE)).await?;
         deletes.done(queue, &due.deletes).await?;
         keys.iter().for_each(|_| inner.stats.invalidations.add());
     }
@@ -170,6 +170,7 @@ where
         try_join(inner.plain_delete(name), scheduled).await?;
         let committed = commit.await;
         let moved = self.schedule(inner, ticket, name, self.after).await;
+        let moved = moved.inspect_err(|_| inner.owe(&[name.to_owned()], 0));
         self.wake.notify_one();
         outcome(committed, moved)
     }

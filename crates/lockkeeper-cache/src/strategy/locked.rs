@@ -7,6 +7,7 @@ use lockkeeper::{Guard, Locks};
 
 use super::Strategy;
 use super::base::{Base, Clean};
+use super::naive::Got;
 use crate::cache::Read;
 use crate::error::{Error, Result};
 
@@ -57,13 +58,15 @@ where
     K: Clone + Send + Sync + 'static,
     V: Send + Sync + 'static,
 {
-    if let Some(read) = base.inner().plain_get(name).await {
-        return Ok(read);
+    match base.inner().plain_get(name).await {
+        Got::Read(read) => return Ok(read),
+        Got::Nothing => {}
+        Got::Down => return base.inner().down(key, name).await,
     }
-    let read = base.inner().plain_load(key).await?;
+    let read = base.inner().plain_load(key, name).await?;
     if guard.check().is_ok() {
         // Else the next one loads too.
-        let _ = base.inner().plain_set(name, &read).await;
+        let _ = base.inner().plain_set(key, name, &read).await;
     }
     Ok(read)
 }

@@ -25,7 +25,7 @@ use super::write_through::WriteThrough;
 use crate::builder::Builder;
 use crate::cache::{Cache, Read};
 use crate::database::Database;
-use crate::error::{BoxError, Result};
+use crate::error::{BoxError, Error, Result};
 use crate::guard::Down;
 use crate::loader::Loaded;
 
@@ -202,7 +202,7 @@ where
     pub async fn write(&self, key: &K, value: Option<V>) -> Result<Written> {
         let Shared { base, protocol, .. } = &*self.shared;
         let name = base.inner().name(key)?;
-        protocol.put(base, key, &name, value).await
+        self.known(&name, protocol.put(base, key, &name, value)).await
     }
 
     /// The same for a commit of your own, a transaction for example. It says what the key has when it returns, and is
@@ -218,7 +218,22 @@ where
     ) -> Result<Written> {
         let Shared { base, protocol, .. } = &*self.shared;
         let name = base.inner().name(key)?;
-        protocol.write(base, key, &name, Box::pin(commit)).await
+        self.known(&name, protocol.write(base, key, &name, Box::pin(commit))).await
+    }
+
+    /// A write whose key the filter knows: before the commit, so that no crash leaves a row that it does not know
+    /// of, and after it, because a filter that was begun meanwhile does not have it.
+    async fn known(
+        &self,
+        name: &str,
+        write: impl Future<Output = Result<Written>> + Send,
+    ) -> Result<Written> {
+        let (inner, names) = (self.shared.base.inner(), [name.to_owned()]);
+        inner.announce(&names).await?;
+        let Written { version } = write.await?;
+        let again = inner.announce(&names).await;
+        let failed = |error| Error::Committed { version, source: Box::new(error) };
+        again.map(|()| Written { version }).map_err(failed)
     }
 
     /// Waits until the database has all that was written before by anybody. Only [write-behind](super::write_behind) makes

@@ -113,6 +113,10 @@ impl WriteBehind {
                 "a store that outlives the process and what takes its place: Redis::connect_warm",
             ));
         }
+        if inner.tags.is_some() {
+            let why = "write-behind has no tags: changes that wait must not be invalidated";
+            return Err(Error::Config(why.into()));
+        }
         if most == 0 {
             return Err(config("room for at least one change"));
         }

@@ -48,6 +48,7 @@ use lockkeeper::{Guard, Locks};
 use super::Strategy;
 use super::base::{Base, Clean, Commit, Protocol, outcome};
 use super::locked::{self, held, lock_name, refused};
+use super::naive::Got;
 use super::table::Written;
 use crate::cache::{Read, Source};
 use crate::error::Result;
@@ -68,14 +69,20 @@ impl WriteThrough {
 }
 
 /// Sets what was committed; deletes what is there if that cannot be.
-async fn set<K, V>(base: &Base<K, V>, name: &str, made: u64, now: &Loaded<Arc<V>>) -> Result<()>
+async fn set<K, V>(
+    base: &Base<K, V>,
+    key: &K,
+    name: &str,
+    made: u64,
+    now: &Loaded<Arc<V>>,
+) -> Result<()>
 where
     K: Clone + Send + Sync + 'static,
     V: Send + Sync + 'static,
 {
     let Loaded { value, version } = now.clone();
     let read = Read { value, version, made, source: Source::Loaded };
-    match base.inner().plain_set(name, &read).await {
+    match base.inner().plain_set(key, name, &read).await {
         Ok(true) => Ok(()),
         Ok(false) | Err(_) => base.inner().plain_delete(name).await,
     }
@@ -89,8 +96,10 @@ where
 {
     async fn read(&self, base: &Base<K, V>, key: &K, name: &str) -> Result<Read<V>> {
         let reading = async {
-            if let Some(read) = base.inner().plain_get(name).await {
-                return Ok(read);
+            match base.inner().plain_get(name).await {
+                Got::Read(read) => return Ok(read),
+                Got::Nothing => {}
+                Got::Down => return base.inner().down(key, name).await,
             }
             match self.lock(name, base.inner().settings.timeout).await {
                 Ok(guard) => locked::read(base, key, name, &guard).await,
@@ -115,7 +124,7 @@ where
             .map(|Loaded { value, version }| Loaded { value: value.map(Arc::new), version });
         let after = match &committed {
             Ok(now) if clean.holds().is_some_and(|guard| guard.check().is_ok()) => {
-                set(base, name, made, now).await
+                set(base, key, name, made, now).await
             }
             _ => base.inner().plain_delete(name).await,
         };

@@ -13,6 +13,7 @@ mod late;
 mod locked;
 mod names;
 mod nodes;
+mod quiet;
 mod races;
 mod restored;
 mod stores;

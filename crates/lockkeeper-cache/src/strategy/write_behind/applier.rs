@@ -178,8 +178,15 @@ where
             return Step::Foreign;
         };
         let ttl = inner.lifetime(value.is_none(), change.fill());
+        // Before the commit, so that no crash leaves a row that the filter does not know of; and after it, because
+        // a filter that was begun meanwhile does not have it. It has said so itself if it failed.
+        let key_name = std::slice::from_ref(&change.key);
+        if inner.announce(key_name).await.is_err() {
+            return Step::Failed;
+        }
         let version = match self.store(inner, &key, value.as_ref(), change).await {
-            Ok(version) => version,
+            Ok(version) if inner.announce(key_name).await.is_ok() => version,
+            Ok(_) => return Step::Failed,
             Err(error) => {
                 inner.stats.apply_errors.add();
                 tracing::warn!(%error, "a change was not written to the database, and is tried again");
