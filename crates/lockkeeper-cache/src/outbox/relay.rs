@@ -12,7 +12,7 @@ use tokio::time::sleep;
 
 use super::{Outbox, Row};
 use crate::cache::Cache;
-use crate::error::{BoxError, Result};
+use crate::error::{BoxError, Error, Result};
 use crate::store::millis;
 use crate::transaction::{Committed, Invalidate, Touched, Transaction};
 
@@ -218,6 +218,8 @@ impl Shared {
 
     async fn relay(&self) -> Result<u64, BoxError> {
         let (mut after, mut relayed, mut bad) = (String::new(), 0, HashSet::new());
+        // What each cache failed of: it is not asked again for now, and the rows of others do not wait for it.
+        let mut failed: Vec<Option<Error>> = vec![None; self.caches.len()];
         loop {
             let rows = self.outbox.read(self.grace, &after, PAGE).await?;
             let Some(last) = rows.last() else { break };
@@ -227,15 +229,23 @@ impl Shared {
             let mut touched = vec![Vec::new(); self.caches.len()];
             for row in rows {
                 match self.assign(&row, &mut touched) {
-                    true => ids.push(row.id),
-                    false if bad.len() < MOST_BAD => drop(bad.insert(row.id)),
-                    false => {}
+                    Some(caches) => ids.push((row.id, caches)),
+                    None if bad.len() < MOST_BAD => drop(bad.insert(row.id)),
+                    None => {}
                 }
             }
-            let each = self.caches.iter().zip(&touched);
-            let done = each.map(|(cache, touched)| cache.invalidate_touched(touched));
+            let each = self.caches.iter().zip(&touched).enumerate();
+            let asked =
+                each.filter(|(at, (_, touched))| failed[*at].is_none() && !touched.is_empty());
+            let done = asked
+                .map(async |(at, (cache, touched))| (at, cache.invalidate_touched(touched).await));
             // All of them before a row is deleted.
-            join_all(done).await.into_iter().collect::<Result<()>>()?;
+            for (at, done) in join_all(done).await {
+                failed[at] = done.err();
+            }
+            let is_done = |caches: &[usize]| caches.iter().all(|at| failed[*at].is_none());
+            let done = ids.into_iter().filter(|(_, caches)| is_done(caches));
+            let ids: Vec<String> = done.map(|(id, _)| id).collect();
             if !ids.is_empty() {
                 relayed += ids.len() as u64;
                 self.relayed.fetch_add(ids.len() as u64, Ordering::Relaxed);
@@ -249,25 +259,27 @@ impl Shared {
         for id in bad.difference(&known) {
             tracing::warn!(id, "a row of an outbox is not for this relay, and is left alone");
         }
-        Ok(relayed)
+        failed.into_iter().flatten().next().map_or(Ok(relayed), |error| Err(error.into()))
     }
 
-    /// Adds what a row has to what is touched in each cache; not if there is no cache for some of it.
-    fn assign(&self, row: &Row, touched: &mut [Vec<Touched>]) -> bool {
-        let Some(keys) = row.decode() else { return false };
+    /// Adds what a row has to what is touched in each cache, and says in which; not if there is no cache for some of it.
+    fn assign(&self, row: &Row, touched: &mut [Vec<Touched>]) -> Option<Vec<usize>> {
+        let keys = row.decode()?;
         let has = |namespace: &str| self.caches.iter().any(|cache| cache.namespace() == namespace);
         if !keys.iter().all(|(namespace, _)| has(namespace)) {
-            return false;
+            return None;
         }
+        let mut caches = Vec::new();
         for (namespace, key) in keys {
             // Two may be in one namespace, at two stores.
-            for (cache, touched) in self.caches.iter().zip(&mut *touched) {
+            for (at, (cache, touched)) in self.caches.iter().zip(&mut *touched).enumerate() {
                 if cache.namespace() == namespace {
                     touched.push(key.clone());
+                    caches.push(at);
                 }
             }
         }
-        true
+        Some(caches)
     }
 }
 
@@ -275,5 +287,84 @@ impl Debug for Relay {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Shared { outbox, caches, .. } = &*self.shared;
         f.debug_struct("Relay").field("outbox", outbox).field("caches", caches).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use async_trait::async_trait;
+
+    use super::*;
+    use crate::entry::Ticket;
+
+    /// Rows in memory.
+    #[derive(Clone, Debug, Default)]
+    struct Rows(Arc<Mutex<Vec<Row>>>);
+
+    #[async_trait]
+    impl Outbox for Rows {
+        async fn read(&self, _: Duration, after: &str, limit: usize) -> Result<Vec<Row>, BoxError> {
+            let mut rows = self.0.lock().clone();
+            rows.retain(|row| row.id.as_str() > after);
+            rows.sort_by(|one, other| one.id.cmp(&other.id));
+            rows.truncate(limit);
+            Ok(rows)
+        }
+
+        async fn delete(&self, ids: &[String]) -> Result<(), BoxError> {
+            self.0.lock().retain(|row| !ids.contains(&row.id));
+            Ok(())
+        }
+
+        async fn oldest(&self) -> Result<Option<Duration>, BoxError> {
+            Ok(None)
+        }
+    }
+
+    /// A cache that counts, or cannot be reached.
+    #[derive(Debug)]
+    struct Named(&'static str, bool, Arc<AtomicU64>);
+
+    #[async_trait]
+    impl Invalidate for Named {
+        fn namespace(&self) -> &str {
+            self.0
+        }
+
+        async fn invalidate_touched(&self, touched: &[Touched]) -> Result<()> {
+            self.2.fetch_add(touched.len() as u64, Ordering::SeqCst);
+            if self.1 { Ok(()) } else { Err(Error::Config("told to fail".into())) }
+        }
+
+        async fn announce_touched(&self, _: &[Touched]) -> Result<()> {
+            Ok(())
+        }
+    }
+
+    #[tokio::test]
+    async fn a_store_that_is_down_holds_up_only_its_own_rows() {
+        let rows = Rows::default();
+        let row = |namespaces: &[&str]| {
+            let touched = Touched { key: "1".into(), version: 0 };
+            Row::new(Ticket::new(), namespaces.iter().map(|namespace| (*namespace, &touched)))
+        };
+        // More than a page of those that cannot be done.
+        rows.0.lock().extend((0..PAGE * 2).map(|_| row(&["down"])));
+        rows.0.lock().extend((0..PAGE).map(|_| row(&["up"])));
+        rows.0.lock().push(row(&["up", "down"]));
+        let counts = [(); 2].map(|()| Arc::new(AtomicU64::new(0)));
+        let caches: [Arc<dyn Invalidate>; 2] = [
+            Arc::new(Named("up", true, Arc::clone(&counts[0]))),
+            Arc::new(Named("down", false, Arc::clone(&counts[1]))),
+        ];
+        let mut builder = Relay::builder(rows.clone());
+        builder.caches.extend(caches);
+        let every = Duration::from_secs(3600);
+        let relay = builder.every(every).start();
+        assert!(relay.sweep().await.is_err());
+        assert!(rows.0.lock().iter().all(|row| row.touched.contains("down")));
+        assert_eq!(rows.0.lock().len(), PAGE * 2 + 1);
+        assert!(counts[0].load(Ordering::SeqCst) > PAGE as u64);
+        assert!(counts[1].load(Ordering::SeqCst) <= PAGE as u64 + 1, "it is asked once");
     }
 }
