@@ -245,7 +245,7 @@ fn rounded(answer: Answer, since: Millis) -> Answer {
     let round = |time: &mut Millis| {
         if *time != 0 && *time != u64::MAX {
             // One more, because at the first moment it would be none.
-            *time = (*time - since + UNIT / 2) / UNIT + 1;
+            *time = (*time + UNIT / 2).saturating_sub(since) / UNIT + 1;
         }
     };
     let round_value = |value: &mut Value| {
