@@ -126,6 +126,8 @@ pub enum Outlook {
     Newer,
     /// The same, because the store does not answer.
     Down,
+    /// The same, because an invalidation that failed is still owed to the store.
+    Owed,
     /// Be told by the filter that there is nothing.
     Filtered,
     /// Be refused, because the store does not answer.
@@ -177,7 +179,8 @@ where
         let database = inner.guards.breaker().map(|gate| gate.phase());
         let store =
             if inner.guards.store.is_up() { Phase::Closed } else { inner.guards.store.phase() };
-        let read = inner.outlook(&seen, filter, store, database);
+        let owed = inner.debt.has(&name);
+        let read = inner.outlook(&seen, owed, filter, store, database);
         let there = inner.there(&seen);
         let past =
             |(ago, event): (Duration, Event)| Past { ago_ms: crate::store::millis(ago), event };
@@ -195,6 +198,7 @@ where
     fn outlook(
         &self,
         seen: &Seen,
+        owed: bool,
         filter: Option<Verdict>,
         store: Phase,
         database: Option<Phase>,
@@ -202,6 +206,7 @@ where
         let now = self.store.now();
         let mut load = Outlook::Load;
         match seen {
+            _ if owed => load = Outlook::Owed,
             // Asked first: what is there is not seen while the store is left alone.
             _ if store != Phase::Closed => load = Outlook::Down,
             Seen::Down => load = Outlook::Down,
@@ -225,7 +230,9 @@ where
         }
         if filter == Some(Verdict::Absent) {
             Outlook::Filtered
-        } else if load == Outlook::Down && matches!(self.guards.down(), Down::Busy) {
+        } else if matches!(load, Outlook::Down | Outlook::Owed)
+            && matches!(self.guards.down(), Down::Busy)
+        {
             Outlook::BusyStore
         } else if database == Some(Phase::Open) {
             Outlook::BusyDatabase
@@ -358,6 +365,9 @@ impl Display for Outlook {
                 "asks the database and fills nothing, because what is there is of a newer program"
             }
             Self::Down => "asks the database and fills nothing, because the store does not answer",
+            Self::Owed => {
+                "asks the database and fills nothing, because an invalidation that failed is owed"
+            }
             Self::Filtered => "is told by the filter that there is nothing",
             Self::BusyStore => "is refused, because the store does not answer",
             Self::BusyDatabase => "is refused, because the database is left alone after failures",

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use lockkeeper_cache::explain::Outlook;
 use lockkeeper_cache::{Builder, Cache, Error, Loaded, Redis};
 use testkit::resp::Raw;
 use testkit::server::{self, Server};
@@ -86,6 +87,7 @@ async fn what_is_owed_is_read_from_the_database() {
     owed(&writer, &[1]).await;
     // The old value is there, and nobody in this process gets it.
     assert!(raw.exists("cache:1").await);
+    assert_eq!(writer.cache.explain(&1).await.unwrap().read, Outlook::Owed);
     let get = writer.get();
     writer.load().await.go();
     assert_eq!(value(get).await, 2);
