@@ -73,7 +73,7 @@ fn judge(row: &Row) {
     let fault = Fault::ALL.into_iter().find(|one| one.to_string() == *fault).unwrap();
     let keeps = matches!(fault, Fault::Nothing | Fault::Stopped);
     let strategy: Strategy = strategy.parse().unwrap();
-    // What waits at a Redis that forgets is lost; and while it does not answer, readers get what the database has.
+    // What waits at a Redis that forgets is lost.
     if fault == Fault::Nothing || strategy != Strategy::WriteBehind {
         assert_eq!((report.dirty, report.future, report.lost), (0, 0, 0), "{what}");
     }

@@ -71,11 +71,11 @@ pub(crate) fn keys(strategy: Strategy) -> impl Iterator<Item = String> {
 
 /// A table with this strategy, with connections of its own.
 pub(crate) async fn table(strategy: Strategy, redis: &str, rows: &Rows) -> Table {
+    // What waits for the database must count after a fail-over.
     let store = match strategy {
-        Strategy::WriteBehind => Redis::connect_warm(redis).await,
-        _ => Redis::connect(redis).await,
+        Strategy::WriteBehind => Redis::connect_warm(redis).await.unwrap(),
+        _ => Redis::connect(redis).await.unwrap(),
     };
-    let store = store.unwrap();
     let ttl = if strategy == Strategy::TtlOnly { BOUND } else { Duration::from_secs(60) };
     let builder = Cache::builder(store)
         .namespace(strategy.to_string())
