@@ -386,6 +386,7 @@ where
                 }
                 return Ok(read);
             }
+            Verdict::Get(_, shown) if owed => (Plan::Owed, shown),
             Verdict::Get(plan, shown) => (plan, shown),
             Verdict::Pending => return Err(Error::Busy { retry_after: PENDING_FOR }),
         };
@@ -394,7 +395,7 @@ where
             Plan::Fill { .. } => self.flights.join(name, turn, shown),
             // Apart from those who asked the store: what they get may come from there. No name begins so but those
             // of a namespace that does, and then these have one more.
-            _ if owed => self.flights.join_direct(&format!("\0{name}"), turn),
+            Plan::Owed => self.flights.join_direct(&format!("\0{name}"), turn),
             Plan::Direct | Plan::Down => self.flights.join_direct(name, turn),
         };
         let flight = match role {
@@ -536,7 +537,8 @@ where
         let invalidating = self.insist("an invalidation", || self.store.invalidate(&keys, how));
         let invalidating = self.changing_or_owe(names, floor, invalidating);
         let (invalidated, announced) = join(invalidating, self.announce(names)).await;
-        invalidated.and(announced)?;
+        invalidated?;
+        announced.inspect_err(|_| self.owe(names, floor))?;
         names.iter().for_each(|_| self.stats.invalidations.add());
         Ok(())
     }

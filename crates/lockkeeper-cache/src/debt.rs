@@ -214,6 +214,8 @@ where
                 }
             }
             Bill::Keys(keys) => {
+                let names: Vec<String> = keys.iter().map(|(key, _)| key.clone()).collect();
+                self.insert(&names).await?;
                 let plain = keys.iter().filter(|(_, owed)| owed.plain);
                 let plain: Vec<&str> = plain.map(|(key, _)| key.as_str()).collect();
                 if !plain.is_empty() {

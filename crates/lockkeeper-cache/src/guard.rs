@@ -148,11 +148,13 @@ impl Builder {
     /// Asks this filter before every load of a key that is not cached, and answers what surely is not there
     /// without a load; see [`filter`](crate::filter) for what it costs and when it breaks.
     ///
-    /// It is asked for the key as it is written, without the namespace. Keys are inserted by every
-    /// [intent](crate::Cache::intend) before it returns, so before the commit, and again when it is
-    /// [settled](crate::Write::settle) and by every [invalidation](crate::Cache::invalidate), before these return: who was told that a key was written
-    /// is never told that it is absent. If the filter cannot be reached, these fail with [`Error::Store`], and
-    /// reads ask the database.
+    /// It is asked for the key as it is written, without the namespace, unless the store knows of a value or of a
+    /// writer. Keys are inserted by every [intent](crate::Cache::intend) and by every write of a
+    /// [table](crate::Table) before the commit, and again when an intent is [settled](crate::Write::settle), and by every
+    /// [invalidation](crate::Cache::invalidate) and [update](crate::Cache::set_many), before these return: who was told that
+    /// a key was written is never told that it is absent. If the filter cannot be reached, these fail with
+    /// [`Error::Store`], and reads ask the database; what an invalidation or an update could not insert is inserted later,
+    /// as long as [`debt`](crate::Cache::debt) knows which keys these are. Where it does not, load the filter anew.
     pub fn filter(mut self, filter: impl Filter + 'static) -> Self {
         self.guards.filter = Some(Arc::new(filter));
         self
@@ -286,6 +288,15 @@ where
     /// before the commit, so that no crash leaves a row that the filter does not know of; or at least before
     /// the writer is told that it is done.
     pub(crate) async fn announce(&self, names: &[String]) -> Result<()> {
+        const WHAT: &str = "inserting into the filter";
+        self.insert(names).await.map_err(|source| {
+            self.store_failed(WHAT, &source);
+            Error::Store { what: WHAT, source }
+        })
+    }
+
+    /// The same, to be tried again by who has to.
+    pub(crate) async fn insert(&self, names: &[String]) -> store::Result<()> {
         let Some(filter) = self.guards.filter() else { return Ok(()) };
         let keys: Vec<&[u8]> = names.iter().map(|name| self.key_of(name).as_bytes()).collect();
         let inserting = timeout(self.settings.timeout, filter.insert(&keys));
@@ -294,9 +305,7 @@ where
             Ok(Err(error)) => error.into(),
             Err(late) => late.into(),
         };
-        let source = StoreError::new("filter", error);
-        self.store_failed("inserting into the filter", &source);
-        Err(Error::Store { what: "inserting into the filter", source })
+        Err(StoreError::new("filter", error))
     }
 
     /// Waits until a load may begin.

@@ -41,6 +41,8 @@ pub(crate) enum Plan {
     Direct,
     /// Without the store, which does not answer.
     Down,
+    /// The same, because an invalidation is still owed to it.
+    Owed,
 }
 
 /// What waiting for somebody else came to.
@@ -108,7 +110,8 @@ where
         flight: &Flight<Outcome<V>>,
         plan: Plan,
     ) -> Outcome<V> {
-        if !matches!(plan, Plan::Fill { except: Some(_) })
+        // Where somebody knows of the key, a filter that does not is behind the times.
+        if matches!(plan, Plan::Fill { except: None } | Plan::Down)
             && let Some(nothing) = self.absent(name).await
         {
             return Ok(nothing);
@@ -116,7 +119,7 @@ where
         let mut except = match plan {
             Plan::Fill { except } => except,
             Plan::Direct => return self.bypass(key, None).await,
-            Plan::Down => return self.down(key, name).await,
+            Plan::Down | Plan::Owed => return self.down(key, name).await,
         };
         let mut pause = LOOKS.0;
         for _ in 0..ROUNDS {
