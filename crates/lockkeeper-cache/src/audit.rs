@@ -136,7 +136,8 @@ where
     /// # When it breaks
     ///
     /// Values without versions whose encoding differs from time to time (a `HashMap`) look stale. A loader that reads a
-    /// replica which lags by more than the delay hides what is stale, or makes it up.
+    /// replica which lags by more than the delay hides what is stale, or makes it up. Hits of the
+    /// [first level](crate::FirstLevel) are not picked, only those at the store.
     ///
     /// # Cost
     ///

@@ -202,6 +202,7 @@ impl Builder {
     {
         let Self { store, guards, tags, settings, .. } = self;
         check(&settings)?;
+        guards.check()?;
         let tags = tags.map(tags::of).transpose()?;
         let (loader, codec) = (Box::new(loader), Box::new(codec));
         let (loads, flights) = (Semaphore::new(settings.max_loads), Flights::new());

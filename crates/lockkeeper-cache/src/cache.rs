@@ -94,7 +94,8 @@ pub enum Source {
     First,
     /// The store.
     Hit,
-    /// The store, after it was invalidated.
+    /// The store, after it was invalidated; or the first level while the store does not answer, by
+    /// [`Down::Stale`](crate::Down::Stale).
     Stale,
     /// The loader.
     Loaded,
@@ -267,7 +268,8 @@ where
     }
 
     /// The keys that are read most, most first, by a sample of the hits in this process: perhaps no more than a
-    /// part of the traffic, so ask all processes. They are [refreshed](Builder::early) before they end.
+    /// part of the traffic, so ask all processes. They are [refreshed](Builder::early) before they end. Hits of the
+    /// [first level](crate::FirstLevel) do not count, only those at the store.
     pub fn hot_keys(&self) -> Vec<HotKey> {
         let hot = self.inner.guards.hot.list().into_iter();
         hot.map(|(name, hits)| HotKey { key: self.inner.key_of(&name).to_owned(), hits }).collect()
@@ -376,6 +378,16 @@ where
         if freshness == Freshness::Latest {
             return self.bypass(key, None).await;
         }
+        let down = seen == Seen::Down;
+        if down
+            && !owed
+            && let Some(copy) = self.stale_copy(key, freshness)
+        {
+            self.note(name, Event::StoreDown);
+            self.stats.down_reads.add();
+            self.stats.down_stale.add();
+            return Ok(copy);
+        }
         let (plan, shown) = match self.judge(name, seen, freshness) {
             Verdict::Take(read, refresh) => {
                 self.audits.sample(key, name, read.source);
@@ -391,6 +403,10 @@ where
             Verdict::Pending => return Err(Error::Busy { retry_after: PENDING_FOR }),
         };
         self.stats.misses.add();
+        if !down {
+            // What the store does not show any more is not to come back when it is down.
+            self.first_drop(key);
+        }
         let role = match plan {
             Plan::Fill { .. } => self.flights.join(name, turn, shown),
             // Apart from those who asked the store: what they get may come from there. No name begins so but those

@@ -12,6 +12,7 @@ use crate::entry::{Entry, Lease, Millis, Value};
 use crate::error::Result;
 use crate::events::Event;
 use crate::filter::Verdict;
+use crate::freshness::Freshness;
 use crate::guard::Down;
 use crate::store::Seen;
 
@@ -126,8 +127,10 @@ pub enum Outlook {
     Newer,
     /// The same, because the store does not answer.
     Down,
-    /// The same, because an invalidation that failed is still owed to the store.
+    /// The same, because an invalidation of it is still owed to the store.
     Owed,
+    /// Take a copy that may be old, because the store does not answer.
+    Stale,
     /// Be told by the filter that there is nothing.
     Filtered,
     /// Be refused, because the store does not answer.
@@ -141,8 +144,9 @@ where
     K: Clone + Display + Send + Sync + 'static,
     V: Send + Sync + 'static,
 {
-    /// Says what is known about a key and what a read would do now, and what happened to it in this process of late.
-    /// It changes nothing and counts for nothing, and it shows no values.
+    /// Says what is known about a key and what a read would do now that does not find it in the
+    /// [first level](crate::FirstLevel), and what happened to it in this process of late. It changes nothing and counts for
+    /// nothing, and it shows no values.
     ///
     /// ```
     /// # #[tokio::main]
@@ -173,14 +177,21 @@ where
         let seen = asked.ok().and_then(Result::ok).and_then(|seen| seen.into_iter().next());
         let seen = seen.unwrap_or(Seen::Down);
         let filter = match inner.guards.filter() {
-            Some(filter) => filter.look(&[inner.key_of(&name).as_bytes()]).await.first().copied(),
+            Some(filter) => {
+                let keys = [inner.key_of(&name).as_bytes()];
+                let said = timeout(inner.settings.timeout, filter.look(&keys)).await;
+                Some(said.ok().and_then(|said| said.first().copied()).unwrap_or(Verdict::Maybe))
+            }
             None => None,
         };
         let database = inner.guards.breaker().map(|gate| gate.phase());
         let store =
             if inner.guards.store.is_up() { Phase::Closed } else { inner.guards.store.phase() };
-        let owed = inner.debt.has(&name);
-        let read = inner.outlook(&seen, owed, filter, store, database);
+        let mut read = inner.outlook(&seen, inner.debt.has(&name), store);
+        if read == Outlook::Down && inner.stale_copy(key, Freshness::Any).is_some() {
+            read = Outlook::Stale;
+        }
+        let read = inner.refused(read, filter, database);
         let there = inner.there(&seen);
         let past =
             |(ago, event): (Duration, Event)| Past { ago_ms: crate::store::millis(ago), event };
@@ -195,49 +206,41 @@ where
     K: Clone + Send + Sync + 'static,
     V: Send + Sync + 'static,
 {
-    fn outlook(
-        &self,
-        seen: &Seen,
-        owed: bool,
-        filter: Option<Verdict>,
-        store: Phase,
-        database: Option<Phase>,
-    ) -> Outlook {
+    /// What a read does that nobody refuses.
+    fn outlook(&self, seen: &Seen, owed: bool, store: Phase) -> Outlook {
         let now = self.store.now();
-        let mut load = Outlook::Load;
         match seen {
-            _ if owed => load = Outlook::Owed,
             // Asked first: what is there is not seen while the store is left alone.
-            _ if store != Phase::Closed => load = Outlook::Down,
-            Seen::Down => load = Outlook::Down,
+            _ if owed => Outlook::Owed,
+            _ if store != Phase::Closed => Outlook::Down,
+            Seen::Down => Outlook::Down,
             Seen::Entry(Entry::Value(value)) if self.reads(value) => {
                 let due = now >= value.soft && !value.lease.is_live(now);
-                return if due { Outlook::HitAndRefresh } else { Outlook::Hit };
+                if due { Outlook::HitAndRefresh } else { Outlook::Hit }
             }
             Seen::Entry(Entry::Value(value)) if value.schema > self.settings.schema => {
-                load = Outlook::Newer;
+                Outlook::Newer
             }
-            Seen::Entry(Entry::Value(Value { lease, .. })) if lease.is_live(now) => {
-                return Outlook::Wait;
-            }
-            Seen::Entry(Entry::Gap(gap)) if gap.lease.is_live(now) => return Outlook::Wait,
+            Seen::Entry(Entry::Value(Value { lease, .. })) if lease.is_live(now) => Outlook::Wait,
+            Seen::Entry(Entry::Gap(gap)) if gap.lease.is_live(now) => Outlook::Wait,
             Seen::Entry(Entry::Intents(intents))
                 if intents.writers.iter().any(|by| by.is_live(now)) =>
             {
-                load = Outlook::Written;
+                Outlook::Written
             }
-            _ => {}
+            _ => Outlook::Load,
         }
-        if filter == Some(Verdict::Absent) {
-            Outlook::Filtered
-        } else if matches!(load, Outlook::Down | Outlook::Owed)
-            && matches!(self.guards.down(), Down::Busy)
-        {
-            Outlook::BusyStore
-        } else if database == Some(Phase::Open) {
-            Outlook::BusyDatabase
-        } else {
-            load
+    }
+
+    /// What becomes of it, if it is refused or need not be.
+    fn refused(&self, read: Outlook, filter: Option<Verdict>, database: Option<Phase>) -> Outlook {
+        let busy = matches!(self.guards.down(), Down::Busy | Down::Stale { otherwise: None, .. });
+        match read {
+            Outlook::Hit | Outlook::HitAndRefresh | Outlook::Wait | Outlook::Stale => read,
+            Outlook::Load | Outlook::Down if filter == Some(Verdict::Absent) => Outlook::Filtered,
+            Outlook::Down | Outlook::Owed if busy => Outlook::BusyStore,
+            _ if database == Some(Phase::Open) => Outlook::BusyDatabase,
+            _ => read,
         }
     }
 
@@ -366,8 +369,9 @@ impl Display for Outlook {
             }
             Self::Down => "asks the database and fills nothing, because the store does not answer",
             Self::Owed => {
-                "asks the database and fills nothing, because an invalidation that failed is owed"
+                "asks the database and fills nothing, because an invalidation is still to be done"
             }
+            Self::Stale => "takes a copy that may be old, because the store does not answer",
             Self::Filtered => "is told by the filter that there is nothing",
             Self::BusyStore => "is refused, because the store does not answer",
             Self::BusyDatabase => "is refused, because the database is left alone after failures",

@@ -97,6 +97,19 @@ impl FirstLevel {
 pub(crate) trait Level<K, V>: Send + Sync {
     fn get(&self, key: &K, freshness: Freshness, now: &dyn Fn() -> Millis) -> Option<Read<V>>;
 
+    /// One that may be old, when nobody can tell: the store had it no longer ago than that, and no change of it is known.
+    fn get_stale(
+        &self,
+        key: &K,
+        freshness: Freshness,
+        bound: Duration,
+        now: &dyn Fn() -> Millis,
+    ) -> Option<Read<V>>;
+
+    fn forget(&self, key: &K);
+
+    fn clear(&self);
+
     /// Keeps what was read from the store since the mark, for so long at most.
     fn put(&self, key: &K, read: &Read<V>, mark: Mark, left: Duration);
 
@@ -145,6 +158,16 @@ impl<K: Eq + Hash, V> First<K, V> {
     }
 }
 
+/// Whether a read that asks for this takes a copy of this version, loaded then.
+fn fits(freshness: Freshness, version: u64, made: Millis, now: &dyn Fn() -> Millis) -> bool {
+    match freshness {
+        Freshness::Any | Freshness::Stale(_) => true,
+        Freshness::AtLeast(wanted) => version >= wanted,
+        Freshness::MaxAge(age) => now().saturating_sub(made) <= millis(age),
+        Freshness::Latest => false,
+    }
+}
+
 impl<K, V> Level<K, V> for First<K, V>
 where
     K: Clone + Eq + Hash + Send + Sync,
@@ -155,17 +178,31 @@ where
         if !self.changes.holds(mark, ends) {
             return None;
         }
-        let fits = match freshness {
-            Freshness::Any | Freshness::Stale(_) => true,
-            Freshness::AtLeast(wanted) => version >= wanted,
-            Freshness::MaxAge(age) => now().saturating_sub(made) <= millis(age),
-            Freshness::Latest => false,
-        };
-        if !fits {
+        if !fits(freshness, version, made, now) {
             return None;
         }
         self.hits[mark.place() % self.hits.len()].0.fetch_add(1, Ordering::Relaxed);
         Some(Read { value, version, made, source: Source::First })
+    }
+
+    fn get_stale(
+        &self,
+        key: &K,
+        freshness: Freshness,
+        bound: Duration,
+        now: &dyn Fn() -> Millis,
+    ) -> Option<Read<V>> {
+        let Kept { value, version, made, mark, .. } = self.map.get(key)?;
+        let known = self.changes.unchanged(mark, bound) && fits(freshness, version, made, now);
+        known.then_some(Read { value, version, made, source: Source::Stale })
+    }
+
+    fn forget(&self, key: &K) {
+        self.map.remove(key);
+    }
+
+    fn clear(&self) {
+        self.map.clear();
     }
 
     fn put(&self, key: &K, read: &Read<V>, mark: Mark, left: Duration) {

@@ -29,6 +29,7 @@ use crate::entry::Ticket;
 use crate::error::{BoxError, Error, Result, StoreError};
 use crate::events::{Event, Events};
 use crate::filter::{self, Filter, FilterError, Verdict};
+use crate::freshness::Freshness;
 use crate::hash::hash;
 use crate::hot::Hot;
 use crate::jitter::{Early, Jitter};
@@ -49,6 +50,21 @@ pub enum Down {
     /// A load, and besides no more of them than this: a database that serves the few that miss may not be
     /// able to serve everybody.
     LoadAtMost(Limit),
+    /// What the [first level](crate::FirstLevel) still has, although nobody knows whether it is still so; with
+    /// [`Source::Stale`].
+    ///
+    /// What is served that way was at the store no longer ago than `bound`, which counts from when it was last read
+    /// there; and neither had this process changed it since, nor had it heard or seen that others did. What others
+    /// have changed while the store was down is not heard of. [`Freshness`](crate::Freshness) holds: a read that asks for a
+    /// version, an age or the latest gets that, or a load.
+    ///
+    /// It needs [`with_first_level`](crate::Cache::with_first_level): without one there are no copies.
+    Stale {
+        /// How long ago the store may have had it.
+        bound: Duration,
+        /// What reads get where there is no copy: a load, and no more of them than this; `None`: [`Error::Busy`].
+        otherwise: Option<Limit>,
+    },
     /// [`Error::Busy`].
     Busy,
 }
@@ -69,6 +85,8 @@ pub(crate) struct Guards {
     pub(crate) early: Option<Early>,
     pub(crate) hot: Hot,
     pub(crate) events: Events,
+    /// What makes no sense.
+    wrong: Option<&'static str>,
 }
 
 impl Guards {
@@ -85,7 +103,16 @@ impl Guards {
             early: Some(Early::default()),
             hot: Hot::new(),
             events: Events::default(),
+            wrong: None,
         }
+    }
+
+    pub(crate) fn check(&self) -> Result<()> {
+        let wrong = match &self.down {
+            Down::Stale { bound, .. } if bound.is_zero() => Some("when_down: bound must be longer"),
+            _ => self.wrong,
+        };
+        wrong.map_or(Ok(()), |wrong| Err(Error::Config(wrong.to_owned())))
     }
 
     pub(crate) fn filter(&self) -> Option<&dyn Filter> {
@@ -171,6 +198,13 @@ impl Builder {
     /// Leaves the database alone for a while after many loads failed or were not done in time: reads that
     /// would load get [`Error::Busy`] at once. Then one load tries. Default: loads are always tried.
     pub fn breaker(mut self, policy: Policy) -> Self {
+        let Policy { window, open, probe, percent, .. } = policy;
+        let never = window.is_zero() || open.is_zero() || probe.is_zero();
+        self.guards.wrong = match percent {
+            1..=100 if !never => None,
+            1..=100 => Some("breaker: window, open and probe must be longer"),
+            _ => Some("breaker: percent must be from 1 to 100"),
+        };
         self.guards.breaker = Some(Gate::new(policy));
         self
     }
@@ -258,14 +292,24 @@ where
         found
     }
 
+    /// A copy that may be old, while the store does not answer.
+    pub(crate) fn stale_copy(&self, key: &K, freshness: Freshness) -> Option<Read<V>> {
+        let Down::Stale { bound, .. } = self.guards.down else { return None };
+        self.first.get()?.get_stale(key, freshness, bound, &|| self.store.now())
+    }
+
     /// The answer while the store does not give one.
     pub(crate) async fn down(&self, key: &K, name: &str) -> Outcome<V> {
         self.note(name, Event::StoreDown);
         self.stats.down_reads.add();
         match &self.guards.down {
             Down::Load => self.bypass(key, None).await,
-            Down::LoadAtMost(limit) => self.bypass(key, Some(limit)).await,
-            Down::Busy => Err(Error::Busy { retry_after: self.guards.store.retry_after() }),
+            Down::LoadAtMost(limit) | Down::Stale { otherwise: Some(limit), .. } => {
+                self.bypass(key, Some(limit)).await
+            }
+            Down::Busy | Down::Stale { otherwise: None, .. } => {
+                Err(Error::Busy { retry_after: self.guards.store.retry_after() })
+            }
         }
     }
 

@@ -41,7 +41,7 @@ counters! {
     hits,
     /// Of those, how many were told that the database has nothing.
     null_hits,
-    /// Reads that found one in the [first level](crate::FirstLevel); not among `hits`.
+    /// Reads that found one in the first level, inside this process; not among `hits`.
     first_hits,
     /// Times that the first level was emptied, because changes may have been missed.
     first_flushes,
@@ -78,6 +78,8 @@ counters! {
     store_errors,
     /// Reads that had to do without the store, because it did not answer or was left alone.
     down_reads,
+    /// Of those, how many got a copy of the first level that may be old.
+    down_stale,
     /// Reads that were told by the filter that the database has nothing, without a load.
     filtered,
     /// Hits on hot keys that had the value loaded anew before it ended.

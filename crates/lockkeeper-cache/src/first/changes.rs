@@ -19,6 +19,8 @@ const TICK: u64 = 10_000_000;
 /// is known.
 pub struct Watch {
     generations: Box<[AtomicU32]>,
+    /// Grows when anything may have changed.
+    epoch: AtomicU32,
     /// Until when what is known will do; 0: nothing is known.
     good_until: AtomicU64,
     flushes: AtomicU64,
@@ -30,6 +32,9 @@ pub struct Watch {
 pub(crate) struct Mark {
     place: u16,
     generation: u32,
+    epoch: u32,
+    /// When, by [`Watch::now`].
+    at: u64,
 }
 
 impl Mark {
@@ -41,7 +46,8 @@ impl Mark {
 impl Watch {
     pub(crate) fn new(bound: Duration) -> Self {
         let generations = (0..PLACES).map(|_| AtomicU32::new(0)).collect();
-        Self { generations, good_until: AtomicU64::new(0), flushes: AtomicU64::new(0), bound }
+        let (good_until, flushes) = (AtomicU64::new(0), AtomicU64::new(0));
+        Self { generations, epoch: AtomicU32::new(0), good_until, flushes, bound }
     }
 
     /// The time in nanoseconds, by a clock that is cheap to ask: it may be late by its tick.
@@ -72,9 +78,7 @@ impl Watch {
 
     /// All that was kept before this is of an old generation.
     pub(crate) fn forget_all(&self) {
-        for generation in &self.generations {
-            generation.fetch_add(1, Ordering::SeqCst);
-        }
+        self.epoch.fetch_add(1, Ordering::SeqCst);
     }
 
     /// Every change has been told that was acknowledged before that time, by [`now`](Self::now).
@@ -90,13 +94,22 @@ impl Watch {
     /// The generation of a key, to be asked for before the store is.
     pub(crate) fn mark(&self, key: &str) -> Mark {
         let place = place(key.as_bytes());
-        Mark { place, generation: self.generation(place).load(Ordering::SeqCst) }
+        let generation = self.generation(place).load(Ordering::SeqCst);
+        Mark { place, generation, epoch: self.epoch.load(Ordering::SeqCst), at: Self::now() }
     }
 
     /// Whether nothing has changed since that mark, as far as must be known now, and it is not over.
     pub(crate) fn holds(&self, mark: Mark, ends: u64) -> bool {
         // In this order: who sees how far it is known must see what is known.
         let until = self.good_until.load(Ordering::SeqCst).min(ends);
+        self.generation(mark.place).load(Ordering::SeqCst) == mark.generation
+            && self.epoch.load(Ordering::SeqCst) == mark.epoch
+            && Self::now() < until
+    }
+
+    /// Whether no change is known since that mark, though there may be some, and it is not older than that.
+    pub(crate) fn unchanged(&self, mark: Mark, bound: Duration) -> bool {
+        let until = mark.at.saturating_add(nanos(bound)).saturating_sub(TICK);
         self.generation(mark.place).load(Ordering::SeqCst) == mark.generation && Self::now() < until
     }
 

@@ -71,8 +71,14 @@ impl<K: Send + Sync, V: Send + Sync> Inner<K, V> {
         let lives = self.settings.refresh_after.map_or(ttl, |after| after.min(ttl));
         let age = self.store.now().saturating_sub(read.made);
         let left = Duration::from_millis(millis(lives).saturating_sub(age));
-        if !left.is_zero() {
-            first.put(key, read, mark, left);
+        // One that is over already is put as well: it may be what is left when the store is down.
+        first.put(key, read, mark, left);
+    }
+
+    /// Nothing of this key is to be served any more.
+    pub(crate) fn first_drop(&self, key: &K) {
+        if let Some(first) = self.first.get() {
+            first.forget(key);
         }
     }
 

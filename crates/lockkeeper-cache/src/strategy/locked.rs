@@ -7,7 +7,6 @@ use lockkeeper::{Guard, Locks};
 
 use super::Strategy;
 use super::base::{Base, Clean};
-use super::naive::Got;
 use crate::cache::Read;
 use crate::error::{Error, Result};
 
@@ -58,10 +57,8 @@ where
     K: Clone + Send + Sync + 'static,
     V: Send + Sync + 'static,
 {
-    match base.inner().plain_get(name).await {
-        Got::Read(read) => return Ok(read),
-        Got::Nothing => {}
-        Got::Down => return base.inner().down(key, name).await,
+    if let Some(read) = base.inner().plain_get(key, name).await? {
+        return Ok(read);
     }
     let read = base.inner().plain_load(key, name).await?;
     if guard.check().is_ok() {

@@ -11,36 +11,30 @@ use crate::store::{self, Seen};
 /// A delete that leaves nothing behind.
 pub(super) const DELETE: Invalidation = Invalidation { floor: 0, floor_ms: 0, keep_ms: 0 };
 
-/// What the store has.
-pub(super) enum Got<V> {
-    Read(Read<V>),
-    /// Nothing that will do.
-    Nothing,
-    /// It does not answer.
-    Down,
-}
-
 impl<K, V> Inner<K, V>
 where
     K: Clone + Send + Sync + 'static,
     V: Send + Sync + 'static,
 {
-    /// What is there, if that will do: not while a delete is owed.
-    pub(super) async fn plain_get(&self, name: &str) -> Got<V> {
+    /// What is there, if that will do: not while a delete is owed. While the store does not answer, what
+    /// [`Down`](crate::Down) says.
+    pub(super) async fn plain_get(&self, key: &K, name: &str) -> Result<Option<Read<V>>> {
         if self.debt.has(name) {
-            return Got::Nothing;
+            return Ok(None);
         }
         let value = match self.look(name).await {
             Ok(Seen::Entry(Entry::Value(value))) => value,
-            Ok(Seen::Down) | Err(_) => return Got::Down,
-            Ok(_) => return Got::Nothing,
+            Ok(Seen::Down) | Err(_) => return self.down(key, name).await.map(Some),
+            Ok(_) => return Ok(None),
         };
-        let Decoded::Read(read) = self.decode(&value) else { return Got::Nothing };
+        let Decoded::Read(read) = self.decode(&value) else { return Ok(None) };
         self.stats.hits.add();
         if read.value.is_none() {
             self.stats.null_hits.add();
         }
-        Got::Read(read)
+        self.guards.hot.hit(name);
+        self.audits.sample(key, name, read.source);
+        Ok(Some(read))
     }
 
     /// From the database, to be set then, unless the filter knows that there is nothing.
@@ -89,10 +83,8 @@ where
     /// `GET`, else load and `SET`.
     pub(super) async fn plain_read(self: &Arc<Self>, key: &K, name: &str) -> Result<Read<V>> {
         self.in_time(async {
-            match self.plain_get(name).await {
-                Got::Read(read) => return Ok(read),
-                Got::Nothing => {}
-                Got::Down => return self.down(key, name).await,
+            if let Some(read) = self.plain_get(key, name).await? {
+                return Ok(read);
             }
             let read = self.plain_load(key, name).await?;
             // Else the next one loads too.

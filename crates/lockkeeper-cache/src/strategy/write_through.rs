@@ -48,7 +48,6 @@ use lockkeeper::{Guard, Locks};
 use super::Strategy;
 use super::base::{Base, Clean, Commit, Protocol, outcome};
 use super::locked::{self, held, lock_name, refused};
-use super::naive::Got;
 use super::table::Written;
 use crate::cache::{Read, Source};
 use crate::error::Result;
@@ -96,10 +95,8 @@ where
 {
     async fn read(&self, base: &Base<K, V>, key: &K, name: &str) -> Result<Read<V>> {
         let reading = async {
-            match base.inner().plain_get(name).await {
-                Got::Read(read) => return Ok(read),
-                Got::Nothing => {}
-                Got::Down => return base.inner().down(key, name).await,
+            if let Some(read) = base.inner().plain_get(key, name).await? {
+                return Ok(read);
             }
             match self.lock(name, base.inner().settings.timeout).await {
                 Ok(guard) => locked::read(base, key, name, &guard).await,

@@ -116,6 +116,19 @@ async fn what_guards_it_is_told() {
 }
 
 #[tokio::test]
+async fn what_is_owed_is_told() {
+    let store = Breaking::default();
+    let builder = Cache::builder(store.clone()).timeout(Duration::from_millis(50));
+    let cache = builder.build(async |key: u32| Ok::<_, Error>(Loaded::found(key))).unwrap();
+    cache.get(&1).await.unwrap();
+    store.set_down(true);
+    cache.invalidate(&[1]).await.unwrap_err();
+    assert_eq!(cache.explain(&1).await.unwrap().read, Outlook::Owed);
+    store.set_down(false);
+    eventually("it is done", async || cache.explain(&1).await.unwrap().read == Outlook::Load).await;
+}
+
+#[tokio::test]
 async fn what_cannot_be_read_is_told() {
     let server = server::redis(&[]).await;
     let url = format!("redis://{}", server.address());

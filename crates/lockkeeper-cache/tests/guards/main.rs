@@ -18,3 +18,4 @@ mod hot;
 mod penetration;
 mod processes;
 mod servers;
+mod stale;

@@ -9,10 +9,11 @@ use lockkeeper_cache::filter::{
     Build, Filter, FilterError, LocalFilter, Plan, Shape, Verdict, rebuild,
 };
 use lockkeeper_cache::{
-    BoxError, Cache, Database, Error, Freshness, Loaded, Loader, Memory, Order, Source, Strategy,
+    BoxError, Cache, Database, Down, Error, Freshness, Loaded, Loader, Memory, Order, Source,
+    Strategy,
 };
 use parking_lot::Mutex;
-use testkit::wait::eventually;
+use testkit::wait::{eventually, soon};
 
 fn plan(keys: u64) -> Plan {
     Plan::new(Shape::for_keys(keys, 0.001).unwrap()).settle(Duration::ZERO)
@@ -244,6 +245,57 @@ async fn a_filter_that_hangs_is_left_alone() {
         cache.get(&key).await.unwrap();
     }
     assert!(lockkeeper::clock::Instant::now().since(since) < Duration::from_secs(30));
+}
+
+/// Never says anything.
+#[derive(Debug)]
+struct Silent;
+
+#[async_trait]
+impl Filter for Silent {
+    async fn look(&self, _: &[&[u8]]) -> Vec<Verdict> {
+        std::future::pending().await
+    }
+
+    async fn insert(&self, _: &[&[u8]]) -> Result<(), FilterError> {
+        Ok(())
+    }
+
+    async fn begin(&self, _: Shape) -> Result<Box<dyn Build>, FilterError> {
+        Err(FilterError::Size("none"))
+    }
+}
+
+#[tokio::test]
+async fn a_filter_that_never_answers_holds_up_no_explanation() {
+    let cache = Cache::builder(Memory::new())
+        .filter(Silent)
+        .timeout(Duration::from_millis(50))
+        .build(async |key: u32| Ok::<_, Error>(Loaded::found(key)))
+        .unwrap();
+    let explained = soon("explained", cache.explain(&1)).await.unwrap();
+    assert_eq!(explained.filter, Some(Verdict::Maybe));
+}
+
+/// What is chosen for a store that is down counts for every strategy.
+#[tokio::test]
+async fn a_table_asks_the_database_no_more_than_its_cache_may() {
+    for strategy in Strategy::ALL {
+        let store = crate::broken::Breaking::default();
+        let builder = Cache::builder(store.clone()).keep_last(Duration::from_secs(1));
+        let builder = builder.when_down(Down::Busy).timeout(Duration::from_millis(200));
+        // Some need more than this store has; one has no use for it.
+        let Ok(table) = builder.table(strategy, Anything) else { continue };
+        if strategy == Strategy::Bypass {
+            continue;
+        }
+        store.set_down(true);
+        for _ in 0..5 {
+            let refused = table.read(&1).await;
+            assert!(matches!(refused, Err(Error::Busy { .. })), "{strategy}: {refused:?}");
+        }
+        assert_eq!(table.cache().stats().loads, 0, "{strategy}");
+    }
 }
 
 #[tokio::test]
