@@ -13,7 +13,7 @@ use crate::audit::Audits;
 use crate::builder::{Builder, Settings};
 use crate::codec::Codec;
 use crate::debt::Debt;
-use crate::entry::{Entry, Invalidation, Lease, Millis, Settled, Ticket, Value};
+use crate::entry::{Entry, Invalidation, Lease, Millis, Ticket, Value};
 use crate::error::{Error, Result};
 use crate::events::Event;
 use crate::first::Level;
@@ -21,6 +21,7 @@ use crate::flight::{Flights, Role, Turn};
 use crate::freshness::Freshness;
 use crate::guard::Guards;
 use crate::hot::HotKey;
+use crate::intent::Write;
 use crate::load::{Decoded, Outcome, PENDING_FOR, Plan};
 use crate::loader::Loader;
 use crate::stats::{Counters, Stats};
@@ -291,41 +292,7 @@ where
     }
 }
 
-/// A write that was announced by [`Cache::intend`]. Dropped without [`settle`](Self::settle), its keys are not cached for as long
-/// as [`intent`](Builder::intent) says.
-#[must_use = "the keys are not cached until it is settled"]
-pub struct Write<K, V> {
-    inner: Arc<Inner<K, V>>,
-    names: Vec<String>,
-    writer: Ticket,
-}
-
-impl<K, V> Write<K, V>
-where
-    K: Clone + Send + Sync + 'static,
-    V: Send + Sync + 'static,
-{
-    /// The write is committed, or was not done. `version`: what the keys have now, if that is known.
-    ///
-    /// [`Settled::Lapsed`]: it took so long that the intent had ended, and what was there before may have been
-    /// served since the commit.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Store`]: the keys are not cached until the intent ends. If it has ended before the commit, old values may be
-    /// there; so they are invalidated in the background, as by [`Cache::invalidate`].
-    pub async fn settle(self, version: Option<u64>) -> Result<Settled> {
-        let Self { inner, names, writer } = self;
-        let (keys, how) = (refs(&names), inner.how(version.unwrap_or(0)));
-        let settling = inner.insist("settling", || inner.store.settle(&keys, writer, how));
-        let settling = inner.changing_or_owe(&names, version.unwrap_or(0), settling);
-        // Once more: a filter that was begun since the intent does not have them.
-        let (settled, announced) = join(settling, inner.announce(&names)).await;
-        announced.and(settled)
-    }
-}
-
-fn refs(names: &[String]) -> Vec<&str> {
+pub(crate) fn refs(names: &[String]) -> Vec<&str> {
     names.iter().map(String::as_str).collect()
 }
 
@@ -442,7 +409,11 @@ where
                 let unknown = read.version == 0 && read.source == Source::Loaded;
                 read.version >= wanted || (unknown && after)
             }
-            Freshness::MaxAge(age) => self.store.now().saturating_sub(read.made) <= millis(age),
+            Freshness::MaxAge(age) => {
+                // Nothing is younger than what was loaded since, however long that took.
+                let youngest = after && read.source == Source::Loaded;
+                youngest || self.store.now().saturating_sub(read.made) <= millis(age)
+            }
             _ => true,
         };
         if fits(&read, after) {
@@ -593,11 +564,5 @@ impl<K, V> fmt::Debug for Cache<K, V> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Inner { store, settings, .. } = &*self.inner;
         f.debug_struct("Cache").field("store", store).field("settings", settings).finish()
-    }
-}
-
-impl<K, V> fmt::Debug for Write<K, V> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Write").field("keys", &self.names).finish_non_exhaustive()
     }
 }

@@ -79,6 +79,7 @@ pub mod group;
 mod guard;
 mod hash;
 mod hot;
+mod intent;
 pub mod jitter;
 pub mod limit;
 mod load;
@@ -94,7 +95,7 @@ mod update;
 
 pub use audit::Audit;
 pub use builder::Builder;
-pub use cache::{Cache, Read, Source, Write};
+pub use cache::{Cache, Read, Source};
 pub use codec::{Codec, Json};
 pub use database::{Database, Order};
 pub use error::{BoxError, Error, Result, SharedError, StoreError};
@@ -104,6 +105,7 @@ pub use first::{FirstLevel, Watch};
 pub use freshness::Freshness;
 pub use guard::Down;
 pub use hot::HotKey;
+pub use intent::Write;
 pub use loader::{Loaded, Loader};
 pub use stats::{Stat, Stats};
 #[cfg(feature = "redis")]

@@ -214,20 +214,6 @@ async fn reads_that_want_more_go_on() {
     assert_eq!(source(minute).await, Source::First);
 }
 
-/// Who has changed it has it at once, in whatever way it was changed.
-#[tokio::test]
-async fn what_is_set_here_is_not_served_as_it_was() {
-    let server = server::redis(&[]).await;
-    let database = Database::new();
-    let cache = cache(&url(&server), &database).await;
-    for _ in 0..50 {
-        first(&cache).await;
-        let new = database.commit();
-        cache.set_many(&[(1, Loaded::found(new).version(new))]).await.unwrap();
-        assert_eq!(cache.get(&1).await.unwrap().as_deref(), Some(&new));
-    }
-}
-
 #[tokio::test]
 async fn memory_needs_none() {
     let cache = build(Cache::builder(Memory::new()), &Database::new());

@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
+use lockkeeper::clock::Instant;
 use lockkeeper_cache::{Error, Freshness, Read, Source};
-use testkit::wait::soon;
+use testkit::wait::{eventually, soon};
 use tokio::task::JoinHandle;
 
 use crate::harness::{Client, Database, Place, on_each_store, value};
@@ -14,6 +15,7 @@ on_each_store! {
     who_wants_no_less_than_the_database_changes_nothing
     who_takes_a_stale_value_gets_it_at_once
     who_wants_a_young_value_loads_an_old_one_anew
+    who_wants_a_value_that_is_younger_than_a_load_takes_loads_once
     what_is_not_there_is_remembered_too
     many_keys_are_read_and_invalidated_together
 }
@@ -64,6 +66,21 @@ async fn who_names_a_version_does_not_take_nothing_from_a_load_that_began_before
     assert_eq!(soon("nothing", early).await.unwrap().unwrap().value, None);
     client.load().await.go();
     assert_eq!(result(reading).await.unwrap(), (2, Source::Loaded));
+}
+
+async fn who_wants_a_value_that_is_younger_than_a_load_takes_loads_once(place: &Place) {
+    let database = Database::new();
+    let mut client = Client::new(place.builder().await, &database);
+    for _ in 0..2 {
+        let reading = read(&client, Freshness::MaxAge(Duration::ZERO));
+        let load = client.load().await;
+        let begun = Instant::now();
+        let passes = async || Instant::now().since(begun) > Duration::from_millis(5);
+        eventually("some time goes by", passes).await;
+        load.go();
+        assert_eq!(result(reading).await.unwrap(), (1, Source::Loaded));
+        client.no_load();
+    }
 }
 
 async fn who_wants_no_less_than_the_database_changes_nothing(place: &Place) {

@@ -5,7 +5,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use lockkeeper_cache::{Cache, Error, Event, Loaded, Memory, Stats};
+use async_trait::async_trait;
+use lockkeeper_cache::{
+    BoxError, Cache, Database, Error, Event, Loaded, Loader, Memory, Order, Stats, Strategy,
+};
 use testkit::random::Random;
 use testkit::wait::eventually;
 
@@ -44,6 +47,46 @@ async fn read_until(
         holds(cache.stats())
     })
     .await;
+}
+
+/// Those that need it most.
+#[tokio::test]
+async fn strategies_without_leases_are_audited_as_well() {
+    struct Counter(Arc<AtomicU64>);
+    #[async_trait]
+    impl Loader<u32, u64> for Counter {
+        async fn load(&self, _: &u32) -> Result<Loaded<u64>, BoxError> {
+            Ok(Loaded::found(self.0.load(Ordering::SeqCst)))
+        }
+    }
+    #[async_trait]
+    impl Database<u32, u64> for Counter {
+        async fn store(
+            &self,
+            _: &u32,
+            to: Option<&u64>,
+            _: Option<Order>,
+        ) -> Result<u64, BoxError> {
+            self.0.store(*to.unwrap_or(&0), Ordering::SeqCst);
+            Ok(0)
+        }
+    }
+    let (row, store) = (Arc::<AtomicU64>::default(), Memory::new());
+    let counter = Counter(Arc::clone(&row));
+    let table = Cache::builder(store).table(Strategy::UpdateThenDelete, counter).unwrap();
+    let audit = table.cache().audit(OFTEN, Duration::from_millis(10));
+    table.read(&1).await.unwrap();
+    row.store(7, Ordering::SeqCst);
+    eventually("it is found", async || {
+        for _ in 0..100 {
+            table.read(&1).await.unwrap();
+        }
+        table.cache().stats().audit_stale > 0
+    })
+    .await;
+    assert_eq!(table.read(&1).await.unwrap().value.as_deref(), Some(&7));
+    assert_eq!(table.cache().hot_keys().len(), 1);
+    drop(audit);
 }
 
 #[tokio::test]

@@ -7,7 +7,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use lockkeeper_cache::entry::{Begun, Filled, Invalidation, Millis, Settled, Ticket, Value};
 use lockkeeper_cache::store::Result;
-use lockkeeper_cache::{Memory, Seen, Store, StoreError};
+use lockkeeper_cache::{Memory, Seen, Store, StoreError, Watch};
 
 /// In memory, and down when it is told so. Clones are the same.
 #[derive(Clone, Debug, Default)]
@@ -96,5 +96,20 @@ impl Store for Breaking {
     async fn settle(&self, keys: &[&str], writer: Ticket, how: Invalidation) -> Result<Settled> {
         self.answer(&self.others)?;
         self.memory.settle(keys, writer, how).await
+    }
+
+    async fn update(
+        &self,
+        updates: &[(&str, &Value, Duration)],
+        how: Invalidation,
+    ) -> Result<Vec<bool>> {
+        self.answer(&self.others)?;
+        self.memory.update(updates, how).await
+    }
+
+    /// Once and for all: what changes later is not told.
+    fn follow(&self, _: &str, changes: &Arc<Watch>) -> bool {
+        changes.caught_up(Watch::now());
+        true
     }
 }

@@ -11,6 +11,7 @@ use testkit::resp::Raw;
 use testkit::server::{self, Server};
 use testkit::wait::{eventually, soon};
 
+use crate::broken::Breaking;
 use crate::harness::Database;
 
 const LONG: Duration = Duration::from_secs(600);
@@ -122,24 +123,49 @@ async fn copies_are_served_for_as_long_as_was_said() {
     assert!(more.iter().any(|read| matches!(read, Err(Error::Busy { .. }))), "{more:?}");
 }
 
+/// A cache whose store tells nobody of changes, with copies that are asked about again at once or never.
+fn unheard(store: &Breaking, database: &Database, ttl: Duration) -> Cache<u32, u64> {
+    let database = database.clone();
+    let loader = move |_: u32| {
+        let read = database.read();
+        async move { Ok::<_, Error>(Loaded::found(read).version(read)) }
+    };
+    let down = Down::Stale { bound: LONG, otherwise: None };
+    let builder = Cache::builder(store.clone()).when_down(down);
+    let level = FirstLevel::new(100).bound(LONG).ttl(ttl);
+    builder.build(loader).unwrap().with_first_level(level).unwrap()
+}
+
 /// What the store has shown to be gone does not come back when it is down.
 #[tokio::test]
 async fn what_was_seen_to_be_gone_is_not_served() {
-    let mut server = server::redis(&[]).await;
-    let database = Database::new();
-    let down = Down::Stale { bound: LONG, otherwise: None };
-    let cache = cache(&server, &database, down).await;
-    copied(&cache, 1).await;
-    // A fresh one is wanted, and found by a load: the copy is of an older version.
+    let (store, database) = (Breaking::default(), Database::new());
+    let [cache, other] = [(); 2].map(|()| unheard(&store, &database, Duration::from_nanos(1)));
+    for loaded in [Source::Loaded, Source::Hit] {
+        assert_eq!(source(&cache, 1).await.unwrap(), loaded);
+    }
+    store.set_down(true);
+    // The clock has a coarse hand.
+    eventually("its time is over", async || source(&cache, 1).await.unwrap() == Source::Stale)
+        .await;
+    store.set_down(false);
     database.commit();
-    assert_eq!(cache.read(&1, Freshness::AtLeast(2)).await.unwrap().version, 2);
-    server.kill();
-    eventually("it is down", async || {
-        !matches!(source(&cache, 1).await, Ok(Source::First | Source::Hit | Source::Loaded))
-    })
-    .await;
+    other.invalidate(&[1]).await.unwrap();
+    assert_eq!(cache.get(&1).await.unwrap().as_deref(), Some(&2));
+    store.set_down(true);
     let refused = cache.get(&1).await;
     assert!(matches!(refused, Err(Error::Busy { .. })), "{refused:?}");
+}
+
+/// Who has changed it has it at once, in whatever way it was changed.
+#[tokio::test]
+async fn what_is_set_here_is_not_served_as_it_was() {
+    let (store, database) = (Breaking::default(), Database::new());
+    let cache = unheard(&store, &database, LONG);
+    copied(&cache, 1).await;
+    let new = database.commit();
+    cache.set_many(&[(1, Loaded::found(new).version(new))]).await.unwrap();
+    assert_eq!(cache.get(&1).await.unwrap().as_deref(), Some(&new));
 }
 
 /// It is in no list of the store, either.
