@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use lockkeeper_cache::jitter::Jitter;
 use lockkeeper_cache::{Builder, Cache, Error, Loaded, Memory, Redis};
 use testkit::nodes::Cluster;
 use testkit::resp::Raw;
@@ -104,7 +105,13 @@ async fn a_value_that_is_replaced_keeps_its_tags_for_as_long() {
     let clock = Arc::new(AtomicU64::new(1000));
     let shown = Arc::clone(&clock);
     let memory = Memory::with_clock(1000, move || shown.load(Ordering::SeqCst));
-    let cache = tagged(Cache::builder(memory).ttl(SECOND * 10).null_ttl(SECOND).lease(SECOND));
+    let cache = tagged(
+        Cache::builder(memory)
+            .ttl(SECOND * 10)
+            .null_ttl(SECOND)
+            .lease(SECOND)
+            .jitter(Jitter::new(0.0).unwrap()),
+    );
     assert_eq!(all(&cache, 100).await, 100);
     clock.store(10_000, Ordering::SeqCst);
     let new = [(7, Loaded::found(70).version(2))];
