@@ -331,21 +331,3 @@ async fn who_loaded_before_the_database_had_a_change_does_not_fill_over_it() {
         "{there:?}"
     );
 }
-
-/// The database is behind on purpose: that is no reason to take a change away.
-#[tokio::test]
-async fn a_change_that_waits_is_not_stale_to_an_audit() {
-    let server = server::redis(&[]).await;
-    let database = Ordered::default();
-    let table = table(&server, &database).await;
-    database.fail(true);
-    write(&table, 1, "a").await;
-    let _audit = table.cache().audit(1000.try_into().unwrap(), Duration::from_millis(1));
-    soon("audits, which find nothing to compare", async {
-        while table.cache().stats().audit_gone < 20 {
-            assert_eq!(read(&table, 1).await.as_deref(), Some("a"));
-        }
-    })
-    .await;
-    assert_eq!(table.cache().stats().audit_stale, 0);
-}
