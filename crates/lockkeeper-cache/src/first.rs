@@ -51,7 +51,7 @@ const SHORTEST: Duration = Duration::from_millis(50);
 ///
 /// # Cost
 ///
-/// No round trip for a hit, which takes 40 ns more than the map alone; half of that is the clock. One more connection to each server, a
+/// No round trip for a hit, which takes some 30 to 50 ns more than the map alone. One more connection to each server, a
 /// message for each change in the namespace to each process, and 256 KiB for each cache. A value is copied here by
 /// the second read, the one that finds it at the store.
 #[derive(Clone, Copy, Debug)]
