@@ -50,8 +50,8 @@
 //!
 //! # Writing
 //!
-//! A [`Table`] writes as well, by a [`Strategy`] that is chosen by name: this one, or any of the usual ones, each with what
-//! it promises and where it fails.
+//! [`Cache::write`] announces a write, commits and settles it. A [`Table`] does so by a [`Strategy`] that is chosen by name: this
+//! one, which is the default, or any of the usual ones, each with what it promises and where it fails.
 //!
 //! # Cost
 //!

@@ -2,8 +2,8 @@
 //!
 //! | name | after a write that was acknowledged | stays stale | a hit costs | a write costs besides the commit |
 //! | --- | --- | --- | --- | --- |
-//! | [`fill-lease`](fill_lease) | never stale | no | 1 | 1 |
 //! | [`strong`] | never stale, from the commit on | no | 1 | 2 |
+//! | [`fill-lease`](fill_lease) | never stale | only if the writer dies | 1 | 1 |
 //! | [`bounded-stale`](bounded_stale) | stale for a bounded time | no | 1 | 1 |
 //! | [`update-then-delete`](update_then_delete) | may be stale | until the value ends | 1 | 1 |
 //! | [`delete-then-update`](delete_then_update) | may be stale | until the value ends | 1 | 1 |
@@ -14,7 +14,9 @@
 //! | [`ttl-only`](ttl_only) | stale | until the value ends | 1 | 0 |
 //! | [`bypass`] | never stale | no | a load | 0 |
 //!
-//! Costs are round trips to the store. Take `fill-lease` unless you know why not.
+//! Costs are round trips to the store. `strong` is the default: fill leases, with every write announced. It has none of the
+//! anomalies of the others, and needs the store in order to write. Where it must be possible to write without the store, or a
+//! round trip less counts for more than the moment between commit and invalidation, take `fill-lease`.
 
 mod base;
 pub mod bounded_stale;
@@ -51,11 +53,11 @@ use crate::error::Error;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Strategy {
-    /// A miss takes a lease, a write takes it away: [`fill_lease`].
+    /// A miss takes a lease, a write takes it away and is announced before its commit: [`strong`].
     #[default]
-    FillLease,
-    /// The same, announced before the commit: [`strong`].
     Strong,
+    /// The same, and not announced: [`fill_lease`].
+    FillLease,
     /// The same, and the last value is served while another is loaded: [`bounded_stale`].
     BoundedStale,
     /// Commit, then delete: [`update_then_delete`].
@@ -79,8 +81,8 @@ pub enum Strategy {
 impl Strategy {
     /// All of them.
     pub const ALL: [Self; 11] = [
-        Self::FillLease,
         Self::Strong,
+        Self::FillLease,
         Self::BoundedStale,
         Self::UpdateThenDelete,
         Self::DeleteThenUpdate,

@@ -1,4 +1,4 @@
-//! A miss takes a lease, a write takes it away. The default.
+//! A miss takes a lease, a write takes it away.
 //!
 //! # How it works
 //!
@@ -27,7 +27,8 @@
 //!
 //! # When to use it
 //!
-//! Wherever there is no reason for another one.
+//! Where a round trip less for each write, or writing while the store is down, counts for more than what [`strong`](super::strong)
+//! promises besides.
 //!
 //! # Cost
 //!

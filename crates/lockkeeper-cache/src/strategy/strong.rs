@@ -1,4 +1,4 @@
-//! Fill leases, with the write announced before the commit.
+//! Fill leases, with the write announced before the commit. The default.
 //!
 //! # How it works
 //!
@@ -25,7 +25,8 @@
 //!
 //! # When to use it
 //!
-//! Where a value that is one commit too old does harm: money, rights, stock.
+//! Wherever there is no reason for another one; above all where a value that is one commit too old does harm: money, rights,
+//! stock.
 //!
 //! # Cost
 //!

@@ -72,7 +72,7 @@ impl Default for Options {
 ///
 /// let stock = Cache::builder(Memory::new())
 ///     .namespace("stock")
-///     .table(Strategy::FillLease, Stock::default())?;
+///     .table(Strategy::default(), Stock::default())?;
 /// stock.write(&"pen".to_owned(), Some(12)).await?;
 /// assert_eq!(stock.read(&"pen".to_owned()).await?.value.as_deref(), Some(&12));
 /// # Ok(())

@@ -15,6 +15,12 @@ use crate::{Scene, story};
 /// The two that promise something.
 const SAFE: [Strategy; 2] = [Strategy::FillLease, Strategy::Strong];
 
+/// Every schedule here that breaks another strategy is also played with `Strong`, and does it no harm.
+#[test]
+fn the_default_has_none_of_these() {
+    assert_eq!(Strategy::default(), Strategy::Strong);
+}
+
 impl Scene {
     /// Stale after it was acknowledged, and still so at the end.
     async fn is_stuck(&mut self) {
@@ -300,6 +306,11 @@ async fn a_set_that_is_lost_leaves_the_old_value() {
     scene.lab.kill("one");
     scene.play(&[("reader", END), ("late reader", END)]).await;
     assert_eq!(scene.report().await.stuck, 1, "{}", scene.story());
+    let mut scene = Scene::warm(Strategy::Strong);
+    scene.play(&[("writer", "settle")]).await;
+    scene.lab.kill("writer");
+    scene.play(&[("reader", END), ("late reader", END)]).await;
+    assert_eq!(scene.report().await.stuck, 0, "{}", scene.story());
 }
 
 /// A fill from a replica of the database that lags. Versions help: what is older than the last write is not filled.
