@@ -17,7 +17,7 @@ use lockkeeper_cache::{Cache, Error, Loaded, Redis};
 use testkit::random::Random;
 use testkit::resp::{Raw, Reply};
 use testkit::server;
-use testkit::wait::{CASE, LONG, soon, within};
+use testkit::wait::{CASE, soon, within};
 use tokio::sync::mpsc;
 
 const VARIABLE: &str = "CACHE_CHILD";
@@ -289,7 +289,7 @@ async fn a_cache_that_is_killed_does_not_kill_the_database() {
     let mut process = Process::start(&free);
     assert_eq!(process.says().await, "ready");
     server.kill();
-    within(LONG, "nothing holds it back", async || {
+    within(CASE, "nothing holds it back", async || {
         soon("loads", loads(&raw)).await.len() > 100
             && most_over(&loads(&raw).await, number * RATE, number * BURST) > slack
     })
