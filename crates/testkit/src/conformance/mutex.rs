@@ -7,7 +7,7 @@ use lockkeeper::{Error, Locks};
 
 use super::judge::Judge;
 use super::{Harness, can, faulty, idle, in_order, name, rw_in_order, show};
-use crate::wait::{LONG, soon};
+use crate::wait::{LONG, eventually, soon};
 
 /// Never two holders: 100 contenders, as tasks of four clients, fair ones and others.
 pub async fn never_two_holders(harness: &dyn Harness) {
@@ -94,15 +94,16 @@ pub async fn lock_timeout_names_the_holder_and_leaves_nothing(harness: &dyn Harn
     let fair = in_order(&two, two.mutex("x"));
     for mutex in [two.mutex("x"), fair, two.lease(LONG).mutex("x")] {
         let wait = Duration::from_millis(100);
-        let error = soon("the time-out", mutex.lock_timeout(wait)).await.unwrap_err();
-        match error {
-            Error::Timeout { name, waited, held_by } => {
-                assert_eq!(name.as_str(), "x");
-                assert!(waited >= wait, "{waited:?}");
-                assert_eq!(held_by, vec![guard.owner().clone()]);
-            }
-            other => panic!("{other}"),
-        }
+        // By a store that tells it in a moment.
+        let named = async || {
+            let error = soon("the time-out", mutex.lock_timeout(wait)).await.unwrap_err();
+            let Error::Timeout { name, waited, held_by } = error else { panic!("{error}") };
+            assert_eq!(name.as_str(), "x");
+            assert!(waited >= wait, "{waited:?}");
+            assert!(held_by.iter().all(|owner| owner == guard.owner()), "{held_by:?}");
+            held_by.len() == 1
+        };
+        eventually("the holder is named", named).await;
         super::queued(&one, "x", 0).await;
     }
     let none = two.mutex("x").lock_timeout(Duration::ZERO).await;
