@@ -24,8 +24,8 @@ fn name(text: &str) -> Name {
 /// Nobody has it, and nobody waits for it.
 async fn idle(locks: &Locks, of: &str) {
     let idle = async || {
-        let status = locks.admin().show(&name(of)).await.unwrap();
-        status.holders.is_empty() && status.waiters.is_empty()
+        let status = locks.admin().show(&name(of)).await;
+        status.is_ok_and(|status| status.holders.is_empty() && status.waiters.is_empty())
     };
     eventually("idle", idle).await;
 }

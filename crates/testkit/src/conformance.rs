@@ -95,16 +95,24 @@ pub(crate) async fn show(locks: &Locks, of: &str) -> Status {
 /// Waits until so many wait at the store.
 pub(crate) async fn queued(locks: &Locks, of: &str, waiters: usize) {
     let what = format!("{waiters} wait for {of}");
-    eventually(&what, async || show(locks, of).await.waiters.len() == waiters).await;
+    shows(locks, of, &what, |status| status.waiters.len() == waiters).await;
 }
 
 /// Waits until nobody holds it or waits for it: what is undone in the background is undone soon.
 pub(crate) async fn idle(locks: &Locks, of: &str) {
-    eventually(&format!("{of} is free and nobody waits"), async || {
-        let status = show(locks, of).await;
-        status.holders.is_empty() && status.waiters.is_empty()
-    })
-    .await;
+    let what = format!("{of} is free and nobody waits");
+    let idle = |status: &Status| status.holders.is_empty() && status.waiters.is_empty();
+    shows(locks, of, &what, idle).await;
+}
+
+/// Waits until the store says so. A busy one that gives no answer in time is asked again.
+async fn shows(locks: &Locks, of: &str, what: &str, holds: impl Fn(&Status) -> bool + Send + Sync) {
+    let holds = async || match locks.admin().show(&name(of)).await {
+        Ok(status) => holds(&status),
+        Err(error) if error.is_transient() => false,
+        Err(error) => panic!("{error}"),
+    };
+    eventually(what, holds).await;
 }
 
 /// A client of the store whose renewals and releases can be made to fail.
