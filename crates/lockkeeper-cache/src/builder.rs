@@ -17,6 +17,7 @@ use crate::error::{Error, Result};
 use crate::flight::Flights;
 use crate::guard::Guards;
 use crate::loader::Loader;
+use crate::look::Looks;
 use crate::stats::Counters;
 use crate::store::Store;
 use crate::strategy;
@@ -215,6 +216,7 @@ impl Builder {
             guards,
             loads,
             flights,
+            looks: Looks::new(),
             debt,
             first,
             tags,

@@ -24,6 +24,7 @@ use crate::hot::HotKey;
 use crate::intent::Write;
 use crate::load::{Decoded, Outcome, PENDING_FOR, Plan};
 use crate::loader::Loader;
+use crate::look::Looks;
 use crate::stats::{Counters, Stats};
 use crate::store::{self, PENDING, Seen, Store, millis};
 use crate::tags::Tags;
@@ -59,6 +60,7 @@ pub(crate) struct Inner<K, V> {
     pub(crate) guards: Guards,
     pub(crate) loads: Semaphore,
     pub(crate) flights: Flights<Outcome<V>>,
+    pub(crate) looks: Looks,
     pub(crate) debt: Debt,
     pub(crate) first: OnceLock<Box<dyn Level<K, V>>>,
     pub(crate) tags: Option<Tags<K>>,
@@ -322,7 +324,7 @@ where
         timeout(waited, doing).await.unwrap_or(Err(Error::Timeout { waited }))
     }
 
-    pub(crate) async fn look(&self, name: &str) -> store::Result<Seen> {
+    pub(crate) async fn look_alone(&self, name: &str) -> store::Result<Seen> {
         let looked = self.ask(&[name]).await;
         let looked = looked.inspect_err(|error| self.store_failed("looking", error))?;
         Ok(looked.into_iter().next().unwrap_or(Seen::Nothing))

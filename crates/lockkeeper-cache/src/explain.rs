@@ -180,7 +180,7 @@ where
             Some(filter) => {
                 let keys = [inner.key_of(&name).as_bytes()];
                 let said = timeout(inner.settings.timeout, filter.look(&keys)).await;
-                Some(said.ok().and_then(|said| said.first().copied()).unwrap_or(Verdict::Maybe))
+                Some(said.ok().and_then(|said| said.first().copied()).unwrap_or(Verdict::Unknown))
             }
             None => None,
         };

@@ -16,9 +16,10 @@
 //! # What it promises
 //!
 //! [`Verdict::Absent`] is never said of a key that was inserted or loaded. A filter that is missing,
-//! half loaded, evicted, unreachable or of another size says [`Verdict::Maybe`] of everything.
+//! half loaded, evicted, unreachable or of another size says [`Verdict::Unknown`] of everything.
 //! Requests for keys that do not exist reach the database at most at the error rate, for as long as
-//! there are not more keys than the filter was sized for.
+//! there are not more keys than the filter was sized for; and besides those of which it could not say
+//! anything. These are counted as `unfiltered`, and held back by the [limit](crate::limit) alone.
 //!
 //! # When it breaks
 //!
@@ -71,6 +72,9 @@ pub enum Verdict {
     Absent,
     /// It may exist: ask the cache, and the database.
     Maybe,
+    /// It knows nothing now, because it is not loaded or does not answer. To be treated as [`Maybe`](Self::Maybe); it is
+    /// none of those that the error rate lets through.
+    Unknown,
 }
 
 /// What went wrong with a filter.
@@ -104,7 +108,7 @@ pub enum FilterError {
 #[async_trait]
 pub trait Filter: Debug + Send + Sync {
     /// What it says of these keys, in their order. Never fails and never waits for long: whatever goes
-    /// wrong is a [`Verdict::Maybe`].
+    /// wrong is a [`Verdict::Unknown`].
     async fn look(&self, keys: &[&[u8]]) -> Vec<Verdict>;
 
     /// Sets the bits of these keys, in the filter that is used and in the one that is being built.

@@ -316,12 +316,24 @@ where
     /// Whether the filter knows that there is nothing.
     pub(crate) async fn absent(&self, name: &str) -> Option<Read<V>> {
         let filter = self.guards.filter()?;
-        // It says maybe when its own store hangs, and takes its time to find out.
-        let look = self.guards.shared.enter().ok()?;
-        let verdicts = filter.look(&[self.key_of(name).as_bytes()]).await;
-        look.answered_within(FILTER_TIME);
-        if verdicts.first() != Some(&Verdict::Absent) {
+        // When its own store hangs, it takes its time to find out.
+        let Ok(look) = self.guards.shared.enter() else {
+            self.stats.unfiltered.add();
             return None;
+        };
+        let verdicts = filter.look(&[self.key_of(name).as_bytes()]).await;
+        match verdicts.first() {
+            Some(Verdict::Absent) => look.answered(true),
+            Some(Verdict::Maybe) => {
+                look.answered(true);
+                return None;
+            }
+            // One that merely is not loaded says so at once.
+            Some(Verdict::Unknown) | None => {
+                look.answered_within(FILTER_TIME);
+                self.stats.unfiltered.add();
+                return None;
+            }
         }
         self.stats.filtered.add();
         let made = self.store.now();

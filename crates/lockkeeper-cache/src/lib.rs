@@ -84,6 +84,7 @@ pub mod jitter;
 pub mod limit;
 mod load;
 mod loader;
+mod look;
 mod names;
 pub mod outbox;
 mod stats;

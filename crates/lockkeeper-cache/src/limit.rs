@@ -8,13 +8,14 @@
 //!
 //! # What it promises
 //!
-//! Within any time t at most `burst + t · per_second` loads begin. Nobody waits past the deadline that
+//! Within any time t at most `burst + t · per_second` loads are admitted, and each begins at once: a thread that is held up in
+//! between may begin one load later than that. Nobody waits past the deadline that
 //! he gave, those who wait are served in order, and who could not be served in time is told at once
 //! instead of at his deadline.
 //!
 //! # When it breaks
 //!
-//! It counts the loads of one process: give each of n processes an n-th. It limits how many loads
+//! It counts the loads of one process, and n processes together may do n times as many: give each an n-th. It limits how many loads
 //! begin, not how many are under way: loads that take 10 s at 100 a second are a thousand at a time.
 //! Those who do not wait may overtake those who do.
 //!

@@ -82,6 +82,9 @@ counters! {
     down_stale,
     /// Reads that were told by the filter that the database has nothing, without a load.
     filtered,
+    /// Reads of which the filter could not say anything, and which were let through: it is not loaded, or did not answer in
+    /// time, or was left alone after that.
+    unfiltered,
     /// Hits on hot keys that had the value loaded anew before it ended.
     early_refreshes,
     /// Values that the audit has compared with the database.

@@ -68,6 +68,33 @@ fn nanos(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
+/// In so many parts is time given to others, so that ours does not count as theirs.
+const PARTS: u32 = 4;
+
+/// Waits for an answer of somebody else, for so long. Time in which this process did not get to run, or the machine
+/// slept, says nothing about them: whatever comes at one stretch counts for no more than a quarter of the
+/// time, and an answer that came meanwhile is still heard. `None`: there was none. Cancel safe if the future is.
+///
+/// ```
+/// # #[tokio::main]
+/// # async fn main() {
+/// use std::time::Duration;
+/// use lockkeeper::clock::answer_within;
+///
+/// assert_eq!(answer_within(Duration::from_secs(1), async { 7 }).await, Some(7));
+/// assert_eq!(answer_within(Duration::from_millis(1), std::future::pending::<u8>()).await, None);
+/// # }
+/// ```
+pub async fn answer_within<T>(time: Duration, answer: impl Future<Output = T>) -> Option<T> {
+    let mut answer = std::pin::pin!(answer);
+    for _ in 0..PARTS {
+        if let Ok(answer) = tokio::time::timeout(time / PARTS, &mut answer).await {
+            return Some(answer);
+        }
+    }
+    None
+}
+
 /// Rings at a set [`Instant`], at once if the machine wakes up from suspend after it.
 ///
 /// The kernel's timer is waited for and read like a pipe, so it is wrapped as one.
@@ -119,6 +146,27 @@ mod tests {
             alarm.rings_at(at).await.expect("rings");
             assert!(Instant::now() >= at);
         }
+    }
+
+    /// Whoever was to answer has had no chance to before, as when the machine gives the process no time.
+    #[tokio::test]
+    async fn time_in_which_nothing_runs_here_is_not_held_against_others() {
+        let time = Duration::from_millis(200);
+        let (tell, told) = tokio::sync::oneshot::channel();
+        let asking = tokio::spawn(answer_within(time, told));
+        tokio::spawn(async move { std::thread::sleep(2 * time) });
+        // It has to go through the runtime a few times, as an answer from a socket does.
+        tokio::spawn(async move {
+            for _ in 0..10 {
+                tokio::task::yield_now().await;
+            }
+            tokio::time::sleep(Duration::from_millis(1)).await;
+            tell.send(7).expect("it still listens");
+        });
+        assert_eq!(asking.await.expect("no panic"), Some(Ok(7)));
+        let since = tokio::time::Instant::now();
+        assert_eq!(answer_within(time, std::future::pending::<()>()).await, None);
+        assert!(since.elapsed() >= time);
     }
 
     #[test]

@@ -24,7 +24,7 @@ struct State {
 }
 
 impl LocalFilter {
-    /// Nothing is known: it says maybe until it was [rebuilt](super::rebuild).
+    /// It knows nothing until it was [rebuilt](super::rebuild).
     pub fn new() -> Self {
         Self::default()
     }
@@ -33,7 +33,8 @@ impl LocalFilter {
     pub fn look_at(&self, key: &[u8]) -> Verdict {
         match &self.0.read().used {
             Some(filter) if !filter.contains_hash(hash(key)) => Verdict::Absent,
-            _ => Verdict::Maybe,
+            Some(_) => Verdict::Maybe,
+            None => Verdict::Unknown,
         }
     }
 
@@ -50,8 +51,7 @@ impl LocalFilter {
         }
     }
 
-    /// Nothing is known any more: it says maybe until it was rebuilt. To be called when it may have
-    /// missed keys.
+    /// Nothing is known any more, until it was rebuilt. To be called when it may have missed keys.
     pub fn forget(&self) {
         let mut state = self.0.write();
         (state.used, state.built) = (None, None);

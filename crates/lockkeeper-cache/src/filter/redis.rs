@@ -36,6 +36,7 @@ use ::redis::aio::ConnectionLike;
 use ::redis::{FromRedisValue, RedisError, Script, ScriptInvocation, Value};
 use async_trait::async_trait;
 use fastbloom::AtomicBloomFilter;
+use lockkeeper::clock::answer_within;
 use parking_lot::RwLock;
 
 use super::local::bitmap;
@@ -182,10 +183,11 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> Filter for RedisFilter<C
         let mut verdicts = Vec::with_capacity(keys.len());
         for some in keys.chunks(KEYS_AT_ONCE) {
             let said = self.look_at(some).await.unwrap_or_default();
-            let absent = |at| said.len() == some.len() && said.get(at) == Some(&b'0');
-            verdicts.extend((0..some.len()).map(|at| match absent(at) {
-                true => Verdict::Absent,
-                false => Verdict::Maybe,
+            let said = if said.len() == some.len() { &said[..] } else { &[] };
+            verdicts.extend((0..some.len()).map(|at| match said.get(at) {
+                Some(b'0') => Verdict::Absent,
+                Some(_) => Verdict::Maybe,
+                None => Verdict::Unknown,
             }));
         }
         verdicts
@@ -241,8 +243,8 @@ async fn within<T: Send>(
     patience: Duration,
     answer: impl Future<Output = Result<T, RedisError>> + Send,
 ) -> Result<T, FilterError> {
-    let answer = tokio::time::timeout(patience, answer).await;
-    let answer = answer.map_err(|late| FilterError::Store(late.into()))?;
+    let late = || FilterError::Store(format!("no answer within {patience:?}").into());
+    let answer = answer_within(patience, answer).await.ok_or_else(late)?;
     answer.map_err(|error| FilterError::Store(error.into()))
 }
 

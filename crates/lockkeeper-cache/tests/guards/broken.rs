@@ -8,12 +8,15 @@ use async_trait::async_trait;
 use lockkeeper_cache::entry::{Begun, Filled, Invalidation, Millis, Settled, Ticket, Value};
 use lockkeeper_cache::store::Result;
 use lockkeeper_cache::{Memory, Seen, Store, StoreError, Watch};
+use tokio::sync::watch;
 
 /// In memory, and down when it is told so. Clones are the same.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Breaking {
     memory: Memory,
     down: Arc<AtomicBool>,
+    /// Whether what was seen is kept back.
+    slow: watch::Sender<bool>,
     looks: Arc<AtomicUsize>,
     others: Arc<AtomicUsize>,
 }
@@ -25,6 +28,11 @@ impl Breaking {
 
     pub(crate) fn set_down(&self, down: bool) {
         self.down.store(down, Ordering::SeqCst);
+    }
+
+    /// From now on, what looks have seen is told only when it is not slow any more.
+    pub(crate) fn set_slow(&self, slow: bool) {
+        self.slow.send_replace(slow);
     }
 
     /// How often somebody looked.
@@ -54,7 +62,9 @@ impl Store for Breaking {
 
     async fn get(&self, keys: &[&str]) -> Result<Vec<Seen>> {
         self.answer(&self.looks)?;
-        self.memory.get(keys).await
+        let seen = self.memory.get(keys).await;
+        let _ = self.slow.subscribe().wait_for(|slow| !slow).await;
+        seen
     }
 
     async fn begin(

@@ -5,6 +5,7 @@
 mod audit;
 mod avalanche;
 mod broken;
+mod bucket;
 mod explain;
 #[path = "../cache/harness.rs"]
 #[allow(
@@ -14,7 +15,9 @@ mod explain;
     reason = "the other tests of the cache use all of it"
 )]
 mod harness;
+mod herd;
 mod hot;
+mod killed;
 mod penetration;
 mod processes;
 mod servers;

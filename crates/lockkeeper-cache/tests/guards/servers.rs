@@ -79,6 +79,30 @@ async fn a_server_that_takes_no_writes_serves_what_it_has_until_it_is_told() {
     assert_eq!((client.hit().await, other.hit().await), (2, 2));
 }
 
+/// A busy machine gives the process no time for longer than an answer may take, before what it asks for is sent.
+#[tokio::test]
+async fn a_process_that_stood_still_does_not_take_the_server_for_dead() {
+    let server = server::redis(&[]).await;
+    let store = Redis::connect(&url(&server)).await.unwrap();
+    let cache = Cache::builder(store).build(async |key: u32| Ok::<_, Error>(Loaded::found(key)));
+    let cache = cache.unwrap();
+    cache.get(&1).await.unwrap();
+    for _ in 0..2 {
+        let read = || {
+            let cache = cache.clone();
+            tokio::spawn(async move { cache.get(&1).await })
+        };
+        let reads: Vec<_> = (0..20).map(|_| read()).collect();
+        // One thread: what sends has its turn after this one.
+        tokio::spawn(async { std::thread::sleep(Duration::from_millis(1300)) });
+        for read in reads {
+            assert_eq!(read.await.unwrap().unwrap().as_deref(), Some(&1));
+        }
+    }
+    let stats = cache.stats();
+    assert_eq!((stats.store_errors, stats.loads, stats.hits), (0, 1, 40), "{stats:?}");
+}
+
 #[tokio::test]
 async fn a_server_without_memory_goes_on_serving_what_it_has() {
     let server = server::redis(&[]).await;

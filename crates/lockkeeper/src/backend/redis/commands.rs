@@ -15,6 +15,7 @@ use tokio::sync::Semaphore;
 use super::layout::{KEYS, WAKE, is_lock_field, is_our_field, write_keys};
 use super::link::{Link, Open, Origin};
 use super::replicas::{Replicas, Shortfall};
+use crate::clock::answer_within;
 use crate::error::{Error, Result};
 use crate::owner::RequestId;
 
@@ -207,9 +208,9 @@ impl Commands {
                 if demoted { demotion() } else { failed("a command", error) }
             })
         };
-        match tokio::time::timeout(time, answer).await {
-            Ok(answer) => answer,
-            Err(_elapsed) => {
+        match answer_within(time, answer).await {
+            Some(answer) => answer,
+            None => {
                 // The driver keeps a connection that does not answer: a new one may.
                 if let Some(number) = used {
                     link.forget(number);
