@@ -135,7 +135,7 @@ async fn nothing_that_was_inserted_is_ever_absent() {
                 filter.put(key.as_bytes());
                 rows.lock().push(key.clone());
                 filter.put(key.as_bytes());
-                assert_eq!(filter.look_at(key.as_bytes()), Verdict::Maybe, "{key}");
+                assert_ne!(filter.look_at(key.as_bytes()), Verdict::Absent, "{key}");
                 if done.load(Ordering::Relaxed) {
                     break;
                 }
@@ -148,7 +148,7 @@ async fn nothing_that_was_inserted_is_ever_absent() {
         let table = || stream::iter(rows.lock().clone().into_iter().map(Ok::<_, Infallible>));
         rebuild(&filter, plan(60_000), table, |_| {}).await.unwrap();
         for key in rows.lock().iter().rev().skip(3).take(100) {
-            assert_eq!(filter.look_at(key.as_bytes()), Verdict::Maybe, "{key}");
+            assert_ne!(filter.look_at(key.as_bytes()), Verdict::Absent, "{key}");
         }
     }
     done.store(true, Ordering::Relaxed);
