@@ -5,6 +5,9 @@
 
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a program that prints figures")]
 
+#[path = "cache/peers.rs"]
+mod peers;
+
 use std::hint::black_box;
 use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
@@ -74,9 +77,9 @@ fn main() {
     runtime.block_on(async {
         let server = Server::start().await;
         first_level(&server).await;
-        redis_hit(&server, 1).await;
-        redis_hit(&server, TASKS).await;
-        miss(&server).await;
+        let hits = [redis_hit(&server, 1).await, redis_hit(&server, TASKS).await];
+        let miss = miss(&server).await;
+        peers::rows(&server.url(), hits, miss);
     });
 }
 
@@ -157,7 +160,7 @@ async fn first_level(server: &Server) {
     assert!(missed < 1000, "{missed} of {count} were not in the first level");
 }
 
-async fn redis_hit(server: &Server, tasks: usize) {
+async fn redis_hit(server: &Server, tasks: usize) -> Duration {
     let cache = cache(server, "hit").await;
     let raw = server.connect().await.unwrap();
     let keys: Arc<[String]> = keys().into();
@@ -210,6 +213,7 @@ async fn redis_hit(server: &Server, tasks: usize) {
     assert!(stats.hits >= u64::from(count) && stats.bypasses == 0, "{stats:?}");
     let what = format!("hit at Redis, {tasks} at a time");
     row(&what, our, "GET and serde_json", their, "≤ 1.1");
+    our
 }
 
 /// How many commands the server has run from outside.
@@ -224,7 +228,7 @@ async fn commands(connection: &mut MultiplexedConnection) -> u64 {
     stats.lines().filter_map(calls).sum()
 }
 
-async fn miss(server: &Server) {
+async fn miss(server: &Server) -> Duration {
     let cache = cache(server, "miss").await;
     let mut raw = server.connect().await.unwrap();
     cache.get(&"warm:0".to_owned()).await.unwrap();
@@ -240,4 +244,5 @@ async fn miss(server: &Server) {
     println!(
         "| miss: GET, begin, fill | {each:.0?} | commands {calls:.1}, of them inside scripts 2 | | ≤ 2 besides the GET |"
     );
+    each
 }
