@@ -123,6 +123,11 @@ impl Commands {
         self.invoke(run).await.map(|reply| reply.value)
     }
 
+    /// The same for what need not be acknowledged by replicas.
+    pub(super) async fn invoke_once<T: FromRedisValue>(&self, run: Run<'_>) -> Result<Reply<T>> {
+        Self::invoke_on(&self.link, run, COMMAND_TIME).await
+    }
+
     /// The same, told how.
     pub(super) async fn invoke<T: FromRedisValue>(&self, run: Run<'_>) -> Result<Reply<T>> {
         let Some((replicas, time)) = run.acknowledged else {
@@ -187,11 +192,13 @@ impl Commands {
                 None => run,
             };
             let answer = match send(run, &mut open.connection).await {
+                // Apart, because it is rare, and the future of every command would be larger.
                 Err(error) if error.kind() == UNKNOWN_SCRIPT => {
-                    match run.script.load_async(&mut open.connection).await {
-                        Ok(_) => send(run, &mut open.connection).await,
-                        Err(error) => Err(error),
-                    }
+                    let again = async {
+                        run.script.load_async(&mut open.connection).await?;
+                        send(run, &mut open.connection).await
+                    };
+                    Box::pin(again).await
                 }
                 answer => answer,
             };
@@ -324,6 +331,13 @@ async fn send<T: FromRedisValue>(
     if !run.asking && run.acknowledged.is_none() {
         return Ok((run.step.query_async(connection).await?, None));
     }
+    Box::pin(send_together(run, connection)).await
+}
+
+async fn send_together<T: FromRedisValue>(
+    run: Run<'_>,
+    connection: &mut MultiplexedConnection,
+) -> RedisResult<(T, Option<Shortfall>)> {
     let mut pipeline = redis::pipe();
     if run.asking {
         pipeline.cmd("ASKING");

@@ -33,6 +33,11 @@ impl Identity {
         if let Some(who) = self.known() {
             return Ok(who);
         }
+        // Apart, because it is rare, and large.
+        Box::pin(self.ask(connection)).await
+    }
+
+    async fn ask(&self, connection: &mut MultiplexedConnection) -> RedisResult<u64> {
         let _alone = self.asking.lock().await;
         if let Some(who) = self.known() {
             return Ok(who);

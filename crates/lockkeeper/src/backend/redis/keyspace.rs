@@ -71,8 +71,7 @@ impl Keyspace {
     /// [`Error::Unavailable`]: refused, or no answer within a second. A write may have been carried out or not,
     /// and may be carried out later.
     pub async fn query<T: FromRedisValue>(&self, key: &str, command: &Cmd) -> Result<T> {
-        let step = |_: &str| command.clone();
-        Ok(self.nodes.invoke(key, &self.nothing, step, None).await?.value)
+        Ok(self.nodes.query(key, &self.nothing, command, Sign::No).await?.0)
     }
 
     /// The same, and who has answered: a number that is another one for a server that was started again, for a
@@ -87,10 +86,13 @@ impl Keyspace {
         key: &str,
         command: &Cmd,
     ) -> Result<(T, u64)> {
-        let step = |_: &str| command.clone();
-        let invoked = self.nodes.invoke_signed(key, &self.nothing, step, None, Sign::Answer);
-        let answered = invoked.await?;
-        Ok((answered.value, answered.by.unwrap_or(0)))
+        let answered = self.nodes.query(key, &self.nothing, command, Sign::Answer).await?;
+        Ok((answered.0, answered.1.unwrap_or(0)))
+    }
+
+    /// After this time a query has an answer or has failed; `None` for a cluster, where it may be sent on.
+    pub fn answers_within(&self) -> Option<Duration> {
+        self.nodes.longest()
     }
 
     /// Tells a follower of every change of keys that begin so, at all servers, until it does not want to hear. Every so often

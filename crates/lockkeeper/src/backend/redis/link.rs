@@ -119,6 +119,11 @@ impl Link {
         if let Some(open) = self.current() {
             return Ok(open);
         }
+        // Apart, because it is rare, and large.
+        Box::pin(self.make()).await
+    }
+
+    async fn make(&self) -> Result<Open> {
         let alone = Arc::clone(&self.opening).lock_owned().await;
         if let Some(open) = self.current() {
             return Ok(open);

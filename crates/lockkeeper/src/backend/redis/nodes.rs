@@ -6,7 +6,7 @@ use std::time::Duration;
 use redis::{Cmd, FromRedisValue, Script};
 
 use super::cluster::Cluster;
-use super::commands::{Commands, Reply, Run, Sign};
+use super::commands::{COMMAND_TIME, Commands, Reply, Run, Sign};
 use super::connect::{self, Door};
 use super::link::Origin;
 use super::listener::Listener;
@@ -197,9 +197,37 @@ impl Nodes {
                 let Reply { value, shortfall, by } = node.commands.invoke(run).await?;
                 Ok(Answered { value, shortfall, by, node: Arc::clone(node) })
             }
+            // Apart, because it is large, and so would be the future of every step.
             Self::Cluster(cluster) => {
-                cluster.invoke(slot(lock), script, step, acknowledged, sign).await
+                Box::pin(cluster.invoke(slot(lock), script, step, acknowledged, sign)).await
             }
         }
+    }
+
+    /// Sends a command where a key is. Most servers are alone: then it is not even copied.
+    pub(super) async fn query<T: FromRedisValue>(
+        &self,
+        key: &str,
+        script: &Script,
+        command: &Cmd,
+        sign: Sign,
+    ) -> Result<(T, Option<u64>)> {
+        match self {
+            Self::One(node, _) => {
+                let run = Run { script, step: command, asking: false, acknowledged: None, sign };
+                let Reply { value, by, .. } = node.commands.invoke_once(run).await?;
+                Ok((value, by))
+            }
+            Self::Cluster(_) => {
+                let step = |_: &str| command.clone();
+                let invoked = Box::pin(self.invoke_signed(key, script, step, None, sign)).await?;
+                Ok((invoked.value, invoked.by))
+            }
+        }
+    }
+
+    /// For how long a query may take at most, where that is known.
+    pub(super) fn longest(&self) -> Option<Duration> {
+        matches!(self, Self::One(..)).then_some(COMMAND_TIME)
     }
 }
