@@ -1,6 +1,6 @@
 //! The cache.
 
-use std::fmt::{self, Display};
+use std::fmt::{self, Display, Write as _};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -17,12 +17,12 @@ use crate::entry::{Entry, Invalidation, Lease, Millis, Ticket, Value};
 use crate::error::{Error, Result};
 use crate::events::Event;
 use crate::first::Level;
-use crate::flight::{Flights, Role, Turn};
+use crate::flight::Flights;
 use crate::freshness::Freshness;
 use crate::guard::Guards;
 use crate::hot::HotKey;
 use crate::intent::Write;
-use crate::load::{Decoded, Outcome, PENDING_FOR, Plan};
+use crate::load::{Decoded, Outcome, Plan};
 use crate::loader::Loader;
 use crate::look::Looks;
 use crate::stats::{Counters, Stats};
@@ -31,6 +31,9 @@ use crate::tags::Tags;
 
 /// Between two attempts at an invalidation that the store failed at.
 const RETRY: Duration = Duration::from_millis(20);
+
+/// Most keys are not longer, and take one allocation.
+const USUAL_KEY: usize = 64;
 
 /// Values of a database, cached. A clone is the same cache.
 ///
@@ -107,7 +110,7 @@ pub enum Source {
 }
 
 /// What a look at the store means for a read.
-enum Verdict<V> {
+pub(crate) enum Verdict<V> {
     /// Take it, and have it refreshed.
     Take(Read<V>, Option<Plan>),
     /// Get one. `shown`: the lease of somebody who does.
@@ -142,7 +145,11 @@ where
     ///
     /// A load that was begun goes on, for others.
     pub async fn get(&self, key: &K) -> Result<Option<Arc<V>>> {
-        Ok(self.read(key, Freshness::Any).await?.value)
+        if let Some(value) = self.inner.first_value(key) {
+            return Ok(value);
+        }
+        // Apart, because moving a future of that size takes longer than a hit in the first level.
+        Ok(Box::pin(self.read_at_store(key, Freshness::Any)).await?.value)
     }
 
     /// The same, as new as that, and with what is known about it.
@@ -156,28 +163,7 @@ where
         if let Some(read) = self.inner.first_get(key, freshness) {
             return Ok(read);
         }
-        // Apart, because moving a future of that size takes longer than a hit in the first level.
         Box::pin(self.read_at_store(key, freshness)).await
-    }
-
-    async fn read_at_store(&self, key: &K, freshness: Freshness) -> Result<Read<V>> {
-        let name = self.inner.name(key)?;
-        let mark = self.inner.mark(&name);
-        let turn = self.inner.flights.turn();
-        let owed = self.inner.debt.has(&name);
-        let read = self
-            .inner
-            .in_time(async {
-                let seen = match freshness {
-                    Freshness::Latest => Seen::Down,
-                    _ if owed => Seen::Down,
-                    _ => self.inner.look(&name).await.unwrap_or(Seen::Down),
-                };
-                self.inner.decide(key, &name, freshness, turn, (seen, owed)).await
-            })
-            .await?;
-        self.inner.first_put(key, &read, mark);
-        Ok(read)
     }
 
     /// The values under many keys, in their order. Those that are cached take one round trip together; the others are
@@ -190,8 +176,8 @@ where
         let mut found = Vec::with_capacity(keys.len());
         let mut missing = Vec::new();
         for (at, key) in keys.iter().enumerate() {
-            match self.inner.first_get(key, Freshness::Any) {
-                Some(read) => found.push(read.value),
+            match self.inner.first_value(key) {
+                Some(value) => found.push(value),
                 None => {
                     found.push(None);
                     missing.push((at, key));
@@ -212,7 +198,8 @@ where
                 _ if owed[at] => Seen::Down,
                 seen => seen.cloned().unwrap_or(Seen::Down),
             };
-            self.inner.in_time(self.inner.decide(key, name, Freshness::Any, turn, (seen, owed[at])))
+            let next = self.inner.decide(key, name, Freshness::Any, turn, (seen, owed[at]));
+            self.inner.in_time(self.inner.get_anew(key, name, Freshness::Any, turn, next))
         });
         let reads = join_all(reads).await;
         for (((at, key), mark), read) in missing.into_iter().zip(marks).zip(reads) {
@@ -308,7 +295,11 @@ where
         K: Display,
     {
         let (namespace, max) = (&self.settings.namespace, self.settings.max_key);
-        let name = format!("{namespace}:{key}");
+        let mut name = String::with_capacity(namespace.len() + 1 + USUAL_KEY);
+        name.push_str(namespace);
+        name.push(':');
+        // Fails only if the key does.
+        write!(name, "{key}").map_err(|_| Error::InvalidKey("it cannot be written".into()))?;
         let length = name.len() - namespace.len() - 1;
         match length <= max {
             true => self.validate(self.key_of(&name)).map(|()| name),
@@ -335,71 +326,8 @@ where
         looked.inspect_err(|error| self.store_failed("looking", error))
     }
 
-    /// A read that began then and saw this; `owed`: the store was not asked, because an invalidation is still owed to it.
-    async fn decide(
-        self: &Arc<Self>,
-        key: &K,
-        name: &str,
-        freshness: Freshness,
-        turn: Turn,
-        (seen, owed): (Seen, bool),
-    ) -> Result<Read<V>> {
-        if freshness == Freshness::Latest {
-            return self.bypass(key, None).await;
-        }
-        let down = seen == Seen::Down;
-        if down
-            && !owed
-            && let Some(copy) = self.stale_copy(key, freshness)
-        {
-            self.note(name, Event::StoreDown);
-            self.stats.down_reads.add();
-            self.stats.down_stale.add();
-            return Ok(copy);
-        }
-        let (plan, shown) = match self.judge(name, seen, freshness) {
-            Verdict::Take(read, refresh) => {
-                self.audits.sample(key, name, read.source);
-                if let Some(plan) = refresh
-                    && let Role::First(flight) = self.flights.join(name, turn, None)
-                {
-                    self.start(key.clone(), name, flight, plan);
-                }
-                return Ok(read);
-            }
-            Verdict::Get(_, shown) if owed => (Plan::Owed, shown),
-            Verdict::Get(plan, shown) => (plan, shown),
-            Verdict::Pending => return Err(Error::Busy { retry_after: PENDING_FOR }),
-        };
-        self.stats.misses.add();
-        if !down {
-            // What the store does not show any more is not to come back when it is down.
-            self.first_drop(key);
-        }
-        let role = match plan {
-            Plan::Fill { .. } => self.flights.join(name, turn, shown),
-            // Apart from those who asked the store: what they get may come from there. No name begins so but those
-            // of a namespace that does, and then these have one more.
-            Plan::Owed => self.flights.join_direct(&format!("\0{name}"), turn),
-            Plan::Direct | Plan::Down => self.flights.join_direct(name, turn),
-        };
-        let flight = match role {
-            Role::Joined(flight) => {
-                self.stats.joined.add();
-                flight
-            }
-            Role::First(flight) => {
-                self.start(key.clone(), name, Arc::clone(&flight), plan);
-                flight
-            }
-        };
-        let waited = self.settings.timeout;
-        let read = flight.outcome().await.unwrap_or(Err(Error::Timeout { waited }))?;
-        self.satisfy(key, freshness, read, flight.is_after(turn)).await
-    }
-
     /// What came out of a load may be older than this read wants: somebody else began it, perhaps before the read.
-    async fn satisfy(
+    pub(crate) async fn satisfy(
         &self,
         key: &K,
         freshness: Freshness,
@@ -430,7 +358,7 @@ where
         }
     }
 
-    fn judge(&self, name: &str, seen: Seen, freshness: Freshness) -> Verdict<V> {
+    pub(crate) fn judge(&self, name: &str, seen: Seen, freshness: Freshness) -> Verdict<V> {
         let now = self.store.now();
         let shown = |lease: Lease| lease.is_live(now).then_some(lease.ticket);
         let fill = |except| Plan::Fill { except };

@@ -87,6 +87,7 @@ mod loader;
 mod look;
 mod names;
 pub mod outbox;
+mod read;
 mod stats;
 pub mod store;
 pub mod strategy;

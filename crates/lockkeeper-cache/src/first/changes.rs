@@ -37,12 +37,6 @@ pub(crate) struct Mark {
     at: u64,
 }
 
-impl Mark {
-    pub(crate) fn place(self) -> usize {
-        usize::from(self.place)
-    }
-}
-
 impl Watch {
     pub(crate) fn new(bound: Duration) -> Self {
         let generations = (0..PLACES).map(|_| AtomicU32::new(0)).collect();

@@ -200,6 +200,31 @@ impl Redis {
         Ok(found.iter().map(|bytes| seen(bytes.as_deref(), by)).collect())
     }
 
+    async fn get_many(&self, keys: &[&str]) -> Result<Vec<Seen>> {
+        let keys: Vec<String> = keys.iter().map(|key| self.key(key)).collect();
+        let mut found = vec![Seen::Down; keys.len()];
+        let parts = self.parts(&keys);
+        let looks = join_all(parts.iter().map(|(_, part)| self.look(part))).await;
+        let (mut answered, mut failed) = (parts.is_empty(), None);
+        for ((places, _), look) in parts.iter().zip(looks) {
+            match look {
+                Ok(seen) => {
+                    answered = true;
+                    places.iter().zip(seen).for_each(|(at, seen)| found[*at] = seen);
+                }
+                // Of its own keys alone nothing is known.
+                Err(error) => {
+                    tracing::warn!(%error, "one of the servers does not answer");
+                    failed = Some(error);
+                }
+            }
+        }
+        match failed.filter(|_| !answered) {
+            Some(error) => Err(error),
+            None => Ok(found),
+        }
+    }
+
     /// Keys that may be in one command, with the place of each in the list.
     fn parts<'a>(&self, keys: &'a [String]) -> Vec<(Vec<usize>, Vec<&'a str>)> {
         let mut parts: indexmap::IndexMap<u16, (Vec<usize>, Vec<&'a str>)> = Default::default();
@@ -260,37 +285,27 @@ impl Store for Redis {
     }
 
     async fn get(&self, keys: &[&str]) -> Result<Vec<Seen>> {
-        let keys: Vec<String> = keys.iter().map(|key| self.key(key)).collect();
-        if let [key] = &keys[..] {
-            let mut get = redis::cmd("GET");
-            return match self.ask::<Option<Vec<u8>>>(key, get.arg(key)).await {
-                Ok((bytes, by)) => Ok(vec![seen(bytes.as_deref(), by)]),
-                // Of this key it says nothing, and of the server not that it is down.
-                Err(error) if is_of_others(&error) => Ok(vec![Seen::Unreadable]),
-                Err(error) => Err(failed(error)),
-            };
-        }
-        let mut found = vec![Seen::Down; keys.len()];
-        let parts = self.parts(&keys);
-        let looks = join_all(parts.iter().map(|(_, part)| self.look(part))).await;
-        let (mut answered, mut failed) = (parts.is_empty(), None);
-        for ((places, _), look) in parts.iter().zip(looks) {
-            match look {
-                Ok(seen) => {
-                    answered = true;
-                    places.iter().zip(seen).for_each(|(at, seen)| found[*at] = seen);
-                }
-                // Of its own keys alone nothing is known.
-                Err(error) => {
-                    tracing::warn!(%error, "one of the servers does not answer");
-                    failed = Some(error);
-                }
+        // Apart, because it is rare beside hits, and large.
+        let [key] = keys else { return Box::pin(self.get_many(keys)).await };
+        let prefixed;
+        let key = match self.servers.prefix() {
+            "" => *key,
+            _ => {
+                prefixed = self.key(key);
+                &prefixed
             }
+        };
+        let mut get = redis::cmd("GET");
+        match self.ask::<Option<Vec<u8>>>(key, get.arg(key)).await {
+            Ok((bytes, by)) => Ok(vec![seen(bytes.as_deref(), by)]),
+            // Of this key it says nothing, and of the server not that it is down.
+            Err(error) if is_of_others(&error) => Ok(vec![Seen::Unreadable]),
+            Err(error) => Err(failed(error)),
         }
-        match failed.filter(|_| !answered) {
-            Some(error) => Err(error),
-            None => Ok(found),
-        }
+    }
+
+    fn answers_within(&self) -> Option<Duration> {
+        self.servers.answers_within()
     }
 
     async fn begin(

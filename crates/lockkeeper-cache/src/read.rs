@@ -1,0 +1,250 @@
+//! A read at the store. Most are hits, so what only others need is kept apart: a future is moved as a whole, with the room
+//! for all that it may have to do.
+
+use std::fmt::Display;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::{Instant, timeout_at};
+
+use crate::cache::{Cache, Inner, Read, Verdict};
+use crate::entry::Ticket;
+use crate::error::{Error, Result};
+use crate::events::Event;
+use crate::flight::{Role, Turn};
+use crate::freshness::Freshness;
+use crate::load::{PENDING_FOR, Plan};
+use crate::store::Seen;
+
+/// A clock cannot count to any time that a duration can be.
+const NEVER: Duration = Duration::from_secs(10 * 366 * 86_400);
+
+/// What becomes of a read.
+pub(crate) enum Next<V> {
+    /// This is what it gets.
+    Done(Result<Read<V>>),
+    /// It goes to the database.
+    Bypass,
+    /// It is loaded, or somebody loads it: as for a [`Verdict`].
+    Get(Plan, Option<Ticket>),
+}
+
+impl<K, V> Cache<K, V>
+where
+    K: Clone + Display + Send + Sync + 'static,
+    V: Send + Sync + 'static,
+{
+    /// A read for which the first level has nothing.
+    pub(crate) async fn read_at_store(&self, key: &K, freshness: Freshness) -> Result<Read<V>> {
+        let (inner, waited) = (&self.inner, self.inner.settings.timeout);
+        let deadline = Instant::now() + waited.min(NEVER);
+        let name = inner.name(key)?;
+        let mark = inner.mark(&name);
+        let turn = inner.flights.turn();
+        let owed = inner.debt.has(&name);
+        let seen = match freshness {
+            Freshness::Latest => Ok(Seen::Down),
+            _ if owed => Ok(Seen::Down),
+            // It has a timer already, and a second one for each hit would be for nothing.
+            _ if inner.store_is_in_time() => inner.look(&name).await,
+            _ => {
+                let looked = Box::pin(timeout_at(deadline, inner.look(&name))).await;
+                looked.map_err(|_| Error::Timeout { waited })?
+            }
+        };
+        let seen = (seen.unwrap_or(Seen::Down), owed);
+        let read = match inner.decide(key, &name, freshness, turn, seen) {
+            Next::Done(done) => done?,
+            // Apart, because it is rare beside hits, and large.
+            next => {
+                let getting = inner.get_anew(key, &name, freshness, turn, next);
+                let got = Box::pin(timeout_at(deadline, getting)).await;
+                got.unwrap_or(Err(Error::Timeout { waited }))?
+            }
+        };
+        inner.first_put(key, &read, mark);
+        Ok(read)
+    }
+}
+
+impl<K, V> Inner<K, V>
+where
+    K: Clone + Send + Sync + 'static,
+    V: Send + Sync + 'static,
+{
+    /// Whether a look at the store is over before a read has to be.
+    fn store_is_in_time(&self) -> bool {
+        self.store.answers_within().is_some_and(|time| time <= self.settings.timeout)
+    }
+
+    /// What becomes of a read that began then and saw this; `owed`: the store was not asked, because an invalidation is
+    /// still owed to it.
+    pub(crate) fn decide(
+        self: &Arc<Self>,
+        key: &K,
+        name: &str,
+        freshness: Freshness,
+        turn: Turn,
+        (seen, owed): (Seen, bool),
+    ) -> Next<V> {
+        if freshness == Freshness::Latest {
+            return Next::Bypass;
+        }
+        let down = seen == Seen::Down;
+        if down
+            && !owed
+            && let Some(copy) = self.stale_copy(key, freshness)
+        {
+            self.note(name, Event::StoreDown);
+            self.stats.down_reads.add();
+            self.stats.down_stale.add();
+            return Next::Done(Ok(copy));
+        }
+        let (plan, shown) = match self.judge(name, seen, freshness) {
+            Verdict::Take(read, refresh) => {
+                self.audits.sample(key, name, read.source);
+                if let Some(plan) = refresh
+                    && let Role::First(flight) = self.flights.join(name, turn, None)
+                {
+                    self.start(key.clone(), name, flight, plan);
+                }
+                return Next::Done(Ok(read));
+            }
+            Verdict::Get(_, shown) if owed => (Plan::Owed, shown),
+            Verdict::Get(plan, shown) => (plan, shown),
+            Verdict::Pending => return Next::Done(Err(Error::Busy { retry_after: PENDING_FOR })),
+        };
+        self.stats.misses.add();
+        if !down {
+            // What the store does not show any more is not to come back when it is down.
+            self.first_drop(key);
+        }
+        Next::Get(plan, shown)
+    }
+
+    /// The rest of such a read.
+    pub(crate) async fn get_anew(
+        self: &Arc<Self>,
+        key: &K,
+        name: &str,
+        freshness: Freshness,
+        turn: Turn,
+        next: Next<V>,
+    ) -> Result<Read<V>> {
+        let (plan, shown) = match next {
+            Next::Done(done) => return done,
+            Next::Bypass => return self.bypass(key, None).await,
+            Next::Get(plan, shown) => (plan, shown),
+        };
+        let role = match plan {
+            Plan::Fill { .. } => self.flights.join(name, turn, shown),
+            // Apart from those who asked the store: what they get may come from there. No name begins so but those
+            // of a namespace that does, and then these have one more.
+            Plan::Owed => self.flights.join_direct(&format!("\0{name}"), turn),
+            Plan::Direct | Plan::Down => self.flights.join_direct(name, turn),
+        };
+        let flight = match role {
+            Role::Joined(flight) => {
+                self.stats.joined.add();
+                flight
+            }
+            Role::First(flight) => {
+                self.start(key.clone(), name, Arc::clone(&flight), plan);
+                flight
+            }
+        };
+        let waited = self.settings.timeout;
+        let read = flight.outcome().await.unwrap_or(Err(Error::Timeout { waited }))?;
+        self.satisfy(key, freshness, read, flight.is_after(turn)).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use async_trait::async_trait;
+    use tokio::time::sleep;
+
+    use super::*;
+    use crate::entry::{Begun, Filled, Invalidation, Millis, Settled, Value};
+    use crate::error::StoreError;
+    use crate::loader::Loaded;
+    use crate::store::{Result as StoreResult, Store};
+
+    /// Takes that long to fail, and says so or not.
+    #[derive(Debug)]
+    struct Slow {
+        takes: Duration,
+        says: bool,
+    }
+
+    fn no<T>() -> StoreResult<T> {
+        Err(StoreError::new("slow", "no"))
+    }
+
+    #[async_trait]
+    impl Store for Slow {
+        fn now(&self) -> Millis {
+            0
+        }
+
+        async fn get(&self, _: &[&str]) -> StoreResult<Vec<Seen>> {
+            sleep(self.takes).await;
+            no()
+        }
+
+        fn answers_within(&self) -> Option<Duration> {
+            self.says.then_some(self.takes)
+        }
+
+        async fn begin(
+            &self,
+            _: &str,
+            _: Ticket,
+            _: Duration,
+            _: Option<Ticket>,
+        ) -> StoreResult<Begun> {
+            no()
+        }
+
+        async fn fill(&self, _: &str, _: &Value, _: Duration) -> StoreResult<Filled> {
+            no()
+        }
+
+        async fn put(&self, _: &str, _: &Value, _: Duration) -> StoreResult<()> {
+            no()
+        }
+
+        async fn give_up(&self, _: &str, _: Ticket) -> StoreResult<()> {
+            no()
+        }
+
+        async fn invalidate(&self, _: &[&str], _: Invalidation) -> StoreResult<()> {
+            no()
+        }
+
+        async fn intend(&self, _: &[&str], _: Ticket, _: Duration) -> StoreResult<()> {
+            no()
+        }
+
+        async fn settle(&self, _: &[&str], _: Ticket, _: Invalidation) -> StoreResult<Settled> {
+            no()
+        }
+    }
+
+    /// The look at the store and the load have one deadline together, whoever watches over the look.
+    #[tokio::test(start_paused = true)]
+    async fn a_read_has_one_deadline() {
+        let time = Duration::from_secs(3);
+        for (takes, says) in [(1, false), (1, true), (3, true), (4, false), (4, true)] {
+            let store = Slow { takes: Duration::from_secs(takes), says };
+            let cache = Cache::builder(store).timeout(time).build(async |_: u8| {
+                std::future::pending::<()>().await;
+                Ok::<_, Error>(Loaded::found(1_u8))
+            });
+            let since = Instant::now();
+            let ended = cache.unwrap().read(&1, Freshness::Any).await;
+            assert!(matches!(ended, Err(Error::Timeout { .. })), "{takes} {says}: {ended:?}");
+            assert_eq!(since.elapsed().as_secs(), 3, "{takes} {says}");
+        }
+    }
+}
