@@ -446,22 +446,28 @@ fn key(server: &Server) -> String {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_takes_turns_does_so_with_one_lease_and_one_key() {
     let server = server::etcd(&[]).await;
-    let locks = connect(&server).await;
-    // A lease is used again for half of its time to live.
-    let since = Instant::now();
-    let half = Duration::from_secs(15);
-    let first = locks.mutex("x").lock().await.unwrap();
-    let (mine, mut last) = (key(&server), first.token());
-    first.release().await.unwrap();
+    // As long as that of a place in line, which would soon be given up for a longer one.
+    let ttl = Duration::from_secs(5);
+    let locks = connect(&server).await.ttl(ttl);
+    // It is used again for half of that time, and only if every request was answered in time.
+    let quick = |since: Instant| Instant::now().since(since) < Duration::from_millis(100);
+    let (mut last, mut before, mut born) = (0, String::new(), Instant::now());
+    let mut in_time = false;
     for _ in 0..20 {
+        let begun = Instant::now();
         let turn = locks.mutex("x").lock().await.unwrap();
-        if Instant::now().since(since) > half {
-            break;
+        let granted = quick(begun);
+        in_time &= granted && Instant::now().since(born) < ttl / 3;
+        let mine = key(&server);
+        if mine != before {
+            assert!(!in_time, "not the same again");
+            (before, born) = (mine, begun);
         }
-        assert_eq!(key(&server), mine, "the same again");
-        assert!(turn.token() > last, "and another token");
-        last = turn.token();
+        assert!(turn.token().get() > last, "and another token");
+        last = turn.token().get();
+        let begun = Instant::now();
         turn.release().await.unwrap();
+        in_time = granted && quick(begun);
         assert_eq!(key(&server), "");
     }
     // Two at once have one each, and none of them outlives its use for long.
