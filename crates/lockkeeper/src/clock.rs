@@ -150,6 +150,7 @@ mod tests {
 
     /// Whoever was to answer has had no chance to before, as when the machine gives the process no time.
     #[tokio::test]
+    #[allow(clippy::disallowed_methods, reason = "to stand still is what it is about")]
     async fn time_in_which_nothing_runs_here_is_not_held_against_others() {
         let time = Duration::from_millis(200);
         let (tell, told) = tokio::sync::oneshot::channel();

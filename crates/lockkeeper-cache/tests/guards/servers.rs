@@ -81,6 +81,7 @@ async fn a_server_that_takes_no_writes_serves_what_it_has_until_it_is_told() {
 
 /// A busy machine gives the process no time for longer than an answer may take, before what it asks for is sent.
 #[tokio::test]
+#[allow(clippy::disallowed_methods, reason = "to stand still is what it is about")]
 async fn a_process_that_stood_still_does_not_take_the_server_for_dead() {
     let server = server::redis(&[]).await;
     let store = Redis::connect(&url(&server)).await.unwrap();
