@@ -97,7 +97,8 @@ mod tests {
             });
         }
         assert_eq!(count.read(), 2 * 1000 * threads as u64);
-        assert!(count.own.iter().all(|place| place.0.load(Ordering::Relaxed) > 0));
+        // Not all of them: threads of other tests have seats, too.
+        assert!(count.own.iter().any(|place| place.0.load(Ordering::Relaxed) > 0));
         assert!(count.shared.load(Ordering::Relaxed) > 0);
     }
 }
