@@ -40,6 +40,12 @@ where
         if one.before < FEW {
             return self.look_alone(name).await;
         }
+        // One look may have to wait for another, so the store's own time says nothing about both.
+        let looking = tokio::time::timeout(self.settings.timeout, self.look_together(name));
+        Box::pin(looking).await.unwrap_or(Ok(Seen::Down))
+    }
+
+    async fn look_together(&self, name: &str) -> store::Result<Seen> {
         let shared = &self.looks.shared;
         let turn = shared.turn();
         loop {
