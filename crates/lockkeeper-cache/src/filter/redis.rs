@@ -15,8 +15,8 @@
 //! The builder collects its keys in memory, uploads the bitmap in pieces, and one script joins it with
 //! what was inserted meanwhile. A builder that says nothing for half a minute is taken for dead.
 //!
-//! A filter that was evicted, wiped or begun and not finished is known by its length: it says maybe.
-//! Nothing expires.
+//! A filter that was evicted, wiped or begun and not finished is known by its length: it
+//! knows nothing. Nothing expires.
 //!
 //! # When it breaks
 //!

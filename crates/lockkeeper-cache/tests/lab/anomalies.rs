@@ -15,7 +15,7 @@ use crate::{Scene, story};
 /// The two that promise something.
 const SAFE: [Strategy; 2] = [Strategy::FillLease, Strategy::Strong];
 
-/// Every schedule here that breaks another strategy is also played with `Strong`, and does it no harm.
+/// Every schedule here that breaks another strategy is also played with `Strong`, if it has those steps, and does it no harm.
 #[test]
 fn the_default_has_none_of_these() {
     assert_eq!(Strategy::default(), Strategy::Strong);
