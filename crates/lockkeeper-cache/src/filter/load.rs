@@ -65,7 +65,7 @@ pub struct Loaded {
 /// 3. Calls `source`, and adds the keys it streams; tells the progress after every thousand or so.
 /// 4. Swaps the two in one moment.
 ///
-/// Until then the old filter answers, or maybe where there is none. When anything fails, or the future
+/// Until then the old filter answers, or nothing is known where there is none. When anything fails, or the future
 /// is dropped, the old one stays.
 ///
 /// ```
@@ -76,7 +76,7 @@ pub struct Loaded {
 ///
 /// # tokio::runtime::Builder::new_current_thread().enable_time().build()?.block_on(async {
 /// let filter = LocalFilter::new();
-/// assert_eq!(filter.look_at(b"user:7"), Verdict::Maybe);
+/// assert_eq!(filter.look_at(b"user:7"), Verdict::Unknown);
 /// let plan = Plan::new(Shape::for_keys(10_000, 0.01)?).settle(Duration::ZERO);
 /// let users = || stream::iter((0..5).map(|id| Ok::<_, Infallible>(format!("user:{id}"))));
 /// let loaded = rebuild(&filter, plan, users, |_progress| {}).await?;
