@@ -296,14 +296,11 @@ pub async fn many_processes_never_two_holders(harness: &dyn Harness) {
     for _ in 0..6 {
         others.push(taker(harness).await);
     }
-    // Fewer where the lock goes to another process each time.
-    let capabilities = harness.locks().await.backend().capabilities();
-    let rounds = if capabilities.fair { 300 } else { 100 };
     for other in &mut others {
-        other.send(&format!("rounds x {rounds} {}", dir.path().display()));
+        other.send(&format!("rounds x 100 {}", dir.path().display()));
     }
     for other in &mut others {
-        assert_eq!(other.answer_within(4 * LONG).await, "ok 0", "no violation");
+        assert_eq!(other.answer_within(6 * LONG).await, "ok 0", "no violation");
     }
     let register = FileRegister::at(dir.path().join("register"));
     assert_eq!(register.refusals().unwrap(), vec![]);
