@@ -208,7 +208,7 @@ where
         let _ = self.invalidate(&[key], loaded.version).await;
     }
 
-    async fn cached(&self, name: &str) -> Option<Value> {
+    async fn cached(self: &Arc<Self>, name: &str) -> Option<Value> {
         match self.look(name).await {
             // What waits for the database is not what it has, and not stale.
             Ok(Seen::Entry(Entry::Value(value)))

@@ -165,7 +165,7 @@ where
 
     /// Waits for who loads it.
     async fn wait(
-        &self,
+        self: &Arc<Self>,
         name: &str,
         there: Entry,
         except: &mut Option<Ticket>,

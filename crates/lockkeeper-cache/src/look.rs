@@ -5,9 +5,14 @@
 //! there are more than a few looks under way, one look for each key is, and who comes meanwhile waits for the next one,
 //! together with all others who do. Nobody gets what was looked for before he began: what had been invalidated by then he
 //! does not see.
+//!
+//! A look that is shared is made in a task of its own: who asked for it may go away, or may not be polled for long, and the
+//! others would wait for him.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+
+use tokio::time::timeout;
 
 use crate::cache::Inner;
 use crate::flight::{Flight, Flights, Role};
@@ -19,8 +24,7 @@ const FEW: usize = 64;
 #[derive(Debug)]
 pub(crate) struct Looks {
     under_way: AtomicUsize,
-    /// With nothing as their outcome when who looked has gone away over it.
-    shared: Flights<Option<Seen>>,
+    shared: Flights<Seen>,
 }
 
 impl Looks {
@@ -35,35 +39,40 @@ where
     V: Send + Sync + 'static,
 {
     /// What the store has under a key, as of now or later.
-    pub(crate) async fn look(&self, name: &str) -> store::Result<Seen> {
+    pub(crate) async fn look(self: &Arc<Self>, name: &str) -> store::Result<Seen> {
         let one = OneMore::of(&self.looks.under_way);
         if one.before < FEW {
             return self.look_alone(name).await;
         }
-        // One look may have to wait for another, so the store's own time says nothing about both.
-        let looking = tokio::time::timeout(self.settings.timeout, self.look_together(name));
-        Box::pin(looking).await.unwrap_or(Ok(Seen::Down))
+        // Apart, because it is rare, and large.
+        Ok(Box::pin(self.look_together(name)).await)
     }
 
-    async fn look_together(&self, name: &str) -> store::Result<Seen> {
+    async fn look_together(self: &Arc<Self>, name: &str) -> Seen {
         let shared = &self.looks.shared;
-        let turn = shared.turn();
-        loop {
-            match shared.join_direct(name, turn) {
-                Role::Joined(flight) => {
-                    if let Some(seen) = flight.outcome().await.flatten() {
-                        return Ok(seen);
-                    }
-                }
-                Role::First(flight) => {
-                    let mut landing = Landing { shared, flight, seen: None };
-                    shared.take_off(&landing.flight, self.settings.timeout).await;
-                    let looked = self.look_alone(name).await;
-                    landing.seen = Some(looked.as_ref().map_or(Seen::Down, Seen::clone));
-                    return looked;
-                }
+        let flight = match shared.join_direct(name, shared.turn()) {
+            Role::Joined(flight) => flight,
+            Role::First(flight) => {
+                self.look_for_all(name, Arc::clone(&flight));
+                flight
             }
-        }
+        };
+        // One look may have to wait for another, so the store's own time says nothing about both. Half of the time of a read is
+        // for the database.
+        let seen = timeout(self.settings.timeout / 2, flight.outcome()).await;
+        seen.ok().flatten().unwrap_or(Seen::Down)
+    }
+
+    fn look_for_all(self: &Arc<Self>, name: &str, flight: Arc<Flight<Seen>>) {
+        let (inner, name) = (Arc::clone(self), name.to_owned());
+        let mut landing = Landing { inner: Arc::clone(self), flight, seen: Seen::Down };
+        tokio::spawn(async move {
+            let time = inner.settings.timeout;
+            inner.looks.shared.take_off(&landing.flight, time).await;
+            let looked = timeout(time, inner.look_alone(&name)).await;
+            landing.seen = looked.unwrap_or(Ok(Seen::Down)).unwrap_or(Seen::Down);
+            drop(landing);
+        });
     }
 }
 
@@ -85,15 +94,16 @@ impl Drop for OneMore<'_> {
     }
 }
 
-/// Tells those who wait what was seen, or that who looked has gone away.
-struct Landing<'a> {
-    shared: &'a Flights<Option<Seen>>,
-    flight: Arc<Flight<Option<Seen>>>,
-    seen: Option<Seen>,
+/// Tells those who wait what was seen, also when the task is dropped with its runtime.
+struct Landing<K, V> {
+    inner: Arc<Inner<K, V>>,
+    flight: Arc<Flight<Seen>>,
+    seen: Seen,
 }
 
-impl Drop for Landing<'_> {
+impl<K, V> Drop for Landing<K, V> {
     fn drop(&mut self) {
-        self.shared.land(&self.flight, self.seen.take());
+        let seen = std::mem::replace(&mut self.seen, Seen::Down);
+        self.inner.looks.shared.land(&self.flight, seen);
     }
 }

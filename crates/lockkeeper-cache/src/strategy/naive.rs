@@ -18,7 +18,11 @@ where
 {
     /// What is there, if that will do: not while a delete is owed. While the store does not answer, what
     /// [`Down`](crate::Down) says.
-    pub(super) async fn plain_get(&self, key: &K, name: &str) -> Result<Option<Read<V>>> {
+    pub(super) async fn plain_get(
+        self: &Arc<Self>,
+        key: &K,
+        name: &str,
+    ) -> Result<Option<Read<V>>> {
         if self.debt.has(name) {
             return Ok(None);
         }

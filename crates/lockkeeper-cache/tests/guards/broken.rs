@@ -15,8 +15,8 @@ use tokio::sync::watch;
 pub(crate) struct Breaking {
     memory: Memory,
     down: Arc<AtomicBool>,
-    /// Whether what was seen is kept back.
-    slow: watch::Sender<bool>,
+    /// So many looks tell what they have seen; without a number all do.
+    told: watch::Sender<Option<usize>>,
     looks: Arc<AtomicUsize>,
     others: Arc<AtomicUsize>,
 }
@@ -30,9 +30,10 @@ impl Breaking {
         self.down.store(down, Ordering::SeqCst);
     }
 
-    /// From now on, what looks have seen is told only when it is not slow any more.
-    pub(crate) fn set_slow(&self, slow: bool) {
-        self.slow.send_replace(slow);
+    /// So many looks, counted from the first ever, tell what they have seen. Later ones wait until this is called with more,
+    /// or for all.
+    pub(crate) fn tell(&self, looks: Option<usize>) {
+        self.told.send_replace(looks);
     }
 
     /// How often somebody looked.
@@ -45,11 +46,12 @@ impl Breaking {
         self.others.load(Ordering::SeqCst)
     }
 
-    fn answer(&self, count: &AtomicUsize) -> Result<()> {
-        count.fetch_add(1, Ordering::SeqCst);
+    /// Which one it is of those.
+    fn answer(&self, count: &AtomicUsize) -> Result<usize> {
+        let number = count.fetch_add(1, Ordering::SeqCst) + 1;
         match self.down.load(Ordering::SeqCst) {
             true => Err(StoreError::new("breaking", "told to be down")),
-            false => Ok(()),
+            false => Ok(number),
         }
     }
 }
@@ -61,9 +63,10 @@ impl Store for Breaking {
     }
 
     async fn get(&self, keys: &[&str]) -> Result<Vec<Seen>> {
-        self.answer(&self.looks)?;
+        let number = self.answer(&self.looks)?;
         let seen = self.memory.get(keys).await;
-        let _ = self.slow.subscribe().wait_for(|slow| !slow).await;
+        let is_told = |told: &Option<usize>| told.is_none_or(|told| number <= told);
+        let _ = self.told.subscribe().wait_for(is_told).await;
         seen
     }
 

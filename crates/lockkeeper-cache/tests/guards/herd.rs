@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
+use futures_util::FutureExt;
 use futures_util::future::join_all;
 use lockkeeper_cache::{Cache, Error, Loaded, Redis};
 use testkit::server;
-use testkit::wait::{CASE, within};
+use testkit::wait::{CASE, soon, within};
 use tokio::sync::watch;
 
 use crate::broken::Breaking;
@@ -67,40 +68,52 @@ pub(crate) async fn child(server: &str, database: &str) {
     }
 }
 
-/// A read that begins after an invalidation was acknowledged gets nothing that was looked for before it, however many look.
-#[tokio::test]
-async fn a_crowd_shares_looks_and_nobody_gets_one_that_is_older_than_he_is() {
-    let (store, database) = (Breaking::default(), Database::new());
+/// Reads of a key in a database, each in a task of its own.
+fn reads(store: &Breaking, database: &Database) -> (Cache<u32, u64>, impl Fn(u32) -> Reading) {
     let source = database.clone();
     let loader = move |_: u32| {
         let read = source.read();
         async move { Ok::<_, Error>(Loaded::found(read)) }
     };
-    let cache = Cache::builder(store.clone()).timeout(CASE).build(loader).unwrap();
-    let get = |key: u32| {
-        let cache = cache.clone();
+    let builder = Cache::builder(store.clone()).max_loads(64, CASE).timeout(CASE);
+    let cache = builder.build(loader).unwrap();
+    let reads = cache.clone();
+    let get = move |key: u32| {
+        let cache = reads.clone();
         tokio::spawn(async move { cache.get(&key).await.unwrap().map(|value| *value) })
     };
+    (cache, get)
+}
+
+type Reading = tokio::task::JoinHandle<Option<u64>>;
+
+/// A read that begins after an invalidation was acknowledged gets nothing that was looked for before it, however many look.
+#[tokio::test]
+async fn a_crowd_shares_looks_and_nobody_gets_one_that_is_older_than_he_is() {
+    let (store, database) = (Breaking::default(), Database::new());
+    let (cache, get) = reads(&store, &database);
     let looks = async |count: usize| {
         within(CASE, "they look", async || store.looks() == count).await;
     };
     assert_eq!(get(1).await.unwrap(), Some(1));
-    store.set_slow(true);
+    store.tell(Some(1));
     // So many others that looks are shared.
     let mut others: Vec<_> = (100..200).map(&get).collect();
     let mut early: Vec<_> = (0..100).map(|_| get(1)).collect();
     looks(102).await;
-    // The second is to look for all that came after it, and goes away instead: another one does.
+    // The first has his answer, and one look is under way for all that came after him.
+    store.tell(Some(102));
+    looks(103).await;
+    // Who was to look for them goes away, and they do not care.
     let second = early.remove(1);
     second.abort();
     second.await.unwrap_err();
-    looks(103).await;
     database.commit();
     cache.invalidate(&[1]).await.unwrap();
     let late: Vec<_> = (0..1000).map(|_| get(1)).collect();
     others.push(get(2));
     looks(104).await;
-    store.set_slow(false);
+    store.tell(None);
     for read in early {
         assert_eq!(read.await.unwrap(), Some(1));
     }
@@ -109,6 +122,24 @@ async fn a_crowd_shares_looks_and_nobody_gets_one_that_is_older_than_he_is() {
     }
     join_all(others).await;
     assert_eq!(store.looks(), 105);
+}
+
+/// As those in a stream that is buffered, whose consumer reads himself.
+#[tokio::test]
+async fn a_read_that_nobody_polls_holds_up_no_other() {
+    let (store, database) = (Breaking::default(), Database::new());
+    let (cache, get) = reads(&store, &database);
+    assert_eq!(get(1).await.unwrap(), Some(1));
+    store.tell(Some(1));
+    let mut held: Vec<_> = (0..100).map(|_| Box::pin(cache.get(&1))).collect();
+    for read in &mut held {
+        assert!(read.now_or_never().is_none());
+    }
+    store.tell(None);
+    assert_eq!(soon("read", get(1)).await.unwrap(), Some(1));
+    for read in held {
+        assert_eq!(read.await.unwrap().as_deref(), Some(&1));
+    }
 }
 
 #[tokio::test]
