@@ -7,7 +7,7 @@ use std::time::Duration;
 use futures_util::future::{join, join_all};
 use lockkeeper::clock::Instant;
 use tokio::sync::Semaphore;
-use tokio::time::{sleep, timeout};
+use tokio::time::sleep;
 
 use crate::audit::Audits;
 use crate::builder::{Builder, Settings};
@@ -187,19 +187,21 @@ where
         if missing.is_empty() {
             return Ok(found);
         }
+        let deadline = self.inner.deadline();
         let names: Vec<String> =
             missing.iter().map(|(_, key)| self.inner.name(key)).collect::<Result<_>>()?;
         let marks: Vec<_> = names.iter().map(|name| self.inner.mark(name)).collect();
         let turn = self.inner.flights.turn();
         let owed: Vec<bool> = names.iter().map(|name| self.inner.debt.has(name)).collect();
-        let looked = self.inner.in_time(async { Ok(self.inner.look_many(&names).await) }).await?;
+        let looking = async { Ok(self.inner.look_many(&names).await) };
+        let looked = self.inner.by(deadline, looking).await?;
         let reads = missing.iter().zip(&names).enumerate().map(|(at, ((_, key), name))| {
             let seen = match looked.as_ref().ok().and_then(|seen| seen.get(at)) {
                 _ if owed[at] => Seen::Down,
                 seen => seen.cloned().unwrap_or(Seen::Down),
             };
             let next = self.inner.decide(key, name, Freshness::Any, turn, (seen, owed[at]));
-            self.inner.in_time(self.inner.get_anew(key, name, Freshness::Any, turn, next))
+            self.inner.by(deadline, self.inner.get_anew(key, name, Freshness::Any, turn, next))
         });
         let reads = join_all(reads).await;
         for (((at, key), mark), read) in missing.into_iter().zip(marks).zip(reads) {
@@ -305,14 +307,6 @@ where
             true => self.validate(self.key_of(&name)).map(|()| name),
             false => Err(Error::InvalidKey(format!("{length} bytes; {max} are allowed"))),
         }
-    }
-
-    pub(crate) async fn in_time<T>(
-        &self,
-        doing: impl Future<Output = Result<T>> + Send,
-    ) -> Result<T> {
-        let waited = self.settings.timeout;
-        timeout(waited, doing).await.unwrap_or(Err(Error::Timeout { waited }))
     }
 
     pub(crate) async fn look_alone(&self, name: &str) -> store::Result<Seen> {

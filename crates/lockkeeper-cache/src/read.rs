@@ -36,8 +36,7 @@ where
 {
     /// A read for which the first level has nothing.
     pub(crate) async fn read_at_store(&self, key: &K, freshness: Freshness) -> Result<Read<V>> {
-        let (inner, waited) = (&self.inner, self.inner.settings.timeout);
-        let deadline = Instant::now() + waited.min(NEVER);
+        let (inner, deadline) = (&self.inner, self.inner.deadline());
         let name = inner.name(key)?;
         let mark = inner.mark(&name);
         let turn = inner.flights.turn();
@@ -47,10 +46,7 @@ where
             _ if owed => Ok(Seen::Down),
             // It has a timer already, and a second one for each hit would be for nothing.
             _ if inner.store_is_in_time() => inner.look(&name).await,
-            _ => {
-                let looked = Box::pin(timeout_at(deadline, inner.look(&name))).await;
-                looked.map_err(|_| Error::Timeout { waited })?
-            }
+            _ => Box::pin(inner.by(deadline, async { Ok(inner.look(&name).await) })).await?,
         };
         let seen = (seen.unwrap_or(Seen::Down), owed);
         let read = match inner.decide(key, &name, freshness, turn, seen) {
@@ -58,8 +54,7 @@ where
             // Apart, because it is rare beside hits, and large.
             next => {
                 let getting = inner.get_anew(key, &name, freshness, turn, next);
-                let got = Box::pin(timeout_at(deadline, getting)).await;
-                got.unwrap_or(Err(Error::Timeout { waited }))?
+                Box::pin(inner.by(deadline, getting)).await?
             }
         };
         inner.first_put(key, &read, mark);
@@ -72,6 +67,27 @@ where
     K: Clone + Send + Sync + 'static,
     V: Send + Sync + 'static,
 {
+    /// When a read has to be over that begins now.
+    pub(crate) fn deadline(&self) -> Instant {
+        Instant::now() + self.settings.timeout.min(NEVER)
+    }
+
+    pub(crate) async fn by<T>(
+        &self,
+        deadline: Instant,
+        doing: impl Future<Output = Result<T>> + Send,
+    ) -> Result<T> {
+        let waited = self.settings.timeout;
+        timeout_at(deadline, doing).await.unwrap_or(Err(Error::Timeout { waited }))
+    }
+
+    pub(crate) async fn in_time<T>(
+        &self,
+        doing: impl Future<Output = Result<T>> + Send,
+    ) -> Result<T> {
+        self.by(self.deadline(), doing).await
+    }
+
     /// Whether a look at the store is over before a read has to be.
     fn store_is_in_time(&self) -> bool {
         self.store.answers_within().is_some_and(|time| time <= self.settings.timeout)
@@ -162,6 +178,7 @@ where
 #[cfg(test)]
 mod tests {
     use async_trait::async_trait;
+    use futures_util::future::join_all;
     use tokio::time::sleep;
 
     use super::*;
@@ -241,10 +258,30 @@ mod tests {
                 std::future::pending::<()>().await;
                 Ok::<_, Error>(Loaded::found(1_u8))
             });
-            let since = Instant::now();
-            let ended = cache.unwrap().read(&1, Freshness::Any).await;
-            assert!(matches!(ended, Err(Error::Timeout { .. })), "{takes} {says}: {ended:?}");
-            assert_eq!(since.elapsed().as_secs(), 3, "{takes} {says}");
+            let (cache, since) = (cache.unwrap(), Instant::now());
+            let one = async {
+                let ended = cache.read(&1, Freshness::Any).await;
+                assert!(matches!(ended, Err(Error::Timeout { .. })), "{takes} {says}: {ended:?}");
+                since.elapsed().as_secs()
+            };
+            let many = async {
+                let ended = cache.get_many(&[1, 2]).await;
+                assert!(matches!(ended, Err(Error::Timeout { .. })), "{takes} {says}: {ended:?}");
+                since.elapsed().as_secs()
+            };
+            assert_eq!(tokio::join!(one, many), (3, 3), "{takes} {says}");
+        }
+    }
+
+    /// Looks that wait for each other do not take the time that is needed for loads.
+    #[tokio::test(start_paused = true)]
+    async fn a_crowd_has_time_for_the_database_when_the_store_hangs() {
+        let store = Slow { takes: Duration::from_secs(2), says: true };
+        let builder = Cache::builder(store).timeout(Duration::from_secs(3));
+        let cache = builder.build(async |_: u8| Ok::<_, Error>(Loaded::found(1_u8))).unwrap();
+        let reads = join_all((0..200).map(|_| cache.get(&1))).await;
+        for read in reads {
+            assert_eq!(read.unwrap().as_deref(), Some(&1));
         }
     }
 }

@@ -39,8 +39,8 @@ pub trait Store: Debug + Send + Sync {
     /// What is under each of these keys, in one round trip. What is not an entry is [`Seen::Unreadable`].
     async fn get(&self, keys: &[&str]) -> Result<Vec<Seen>>;
 
-    /// After this time [`get`](Self::get) of one key has surely answered or failed, by a timer of its own. `None`, which is
-    /// the default: the cache watches over each read with another one.
+    /// After this time [`get`](Self::get) of one key has answered or failed, by a timer of its own; time in which this process
+    /// did not run may come on top. `None`, which is the default: the cache watches over each read with another one.
     fn answers_within(&self) -> Option<Duration> {
         None
     }
