@@ -124,6 +124,11 @@ impl Cache<(), ()> {
     pub fn builder(store: impl Store + 'static) -> Builder {
         Builder::new(Arc::new(store))
     }
+
+    /// The same, in a store that several caches have in common: they share its connections.
+    pub fn builder_shared(store: Arc<dyn Store>) -> Builder {
+        Builder::new(store)
+    }
 }
 
 impl<K, V> Cache<K, V>

@@ -51,8 +51,8 @@ pub trait Database<K, V>: Loader<K, V> {
     /// 0 where none is known. For a deletion that is 0 as well, unless [`load`](Loader::load) knows the version of
     /// what is not there.
     ///
-    /// `order`: given by [write-behind](crate::strategy::write_behind) only, where a change may come twice, or after a
-    /// later one. Then a change that is not later than the last one that was applied to the key must change nothing,
+    /// `order`: given by [write-behind](crate::strategy::write_behind) and [cache-through](crate::through), where a change
+    /// may come twice, or after a later one. Then a change that is not later than the last one that was applied to the key must change nothing,
     /// and succeed.
     ///
     /// # Errors

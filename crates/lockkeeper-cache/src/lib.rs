@@ -64,6 +64,8 @@ mod audit;
 pub mod breaker;
 mod builder;
 mod cache;
+#[cfg(feature = "cdc")]
+pub mod cdc;
 mod codec;
 mod database;
 mod debt;
@@ -92,7 +94,9 @@ mod stats;
 pub mod store;
 pub mod strategy;
 mod tags;
+pub mod through;
 mod transaction;
+mod turn;
 mod update;
 
 pub use audit::Audit;

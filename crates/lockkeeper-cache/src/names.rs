@@ -1,10 +1,11 @@
 //! Many keys at once, that nobody names one by one.
 
 use std::fmt::Display;
+use std::str::FromStr;
 use std::sync::Arc;
 
 use crate::cache::{Cache, Inner};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::store::Cursor;
 
 impl<K, V> Cache<K, V>
@@ -65,5 +66,13 @@ where
         // What the store does not have any more may still be here.
         self.first_forget_all();
         Ok(count)
+    }
+}
+
+/// Whether a key can be made of its text again.
+pub(crate) fn readable<K: Display + FromStr>(text: &str) -> Result<()> {
+    match text.parse::<K>().is_ok_and(|parsed| parsed.to_string() == text) {
+        true => Ok(()),
+        false => Err(Error::InvalidKey(format!("{text:?} is not the text of a key"))),
     }
 }

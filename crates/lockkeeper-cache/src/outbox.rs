@@ -129,14 +129,18 @@ impl Row {
         format!("{id:?}")
     }
 
-    /// Namespaces and what is touched in each; `None` for what is not ours or of another time.
     fn decode(&self) -> Option<Vec<(String, Touched)>> {
-        let content: Content<'_> = serde_json::from_str(&self.touched).ok()?;
-        let keys = content.keys.into_iter().map(|(namespace, key, version)| {
-            (namespace.into_owned(), Touched { key: key.into_owned(), version })
-        });
-        (content.v == 1).then(|| keys.collect())
+        decode(&self.touched)
     }
+}
+
+/// Namespaces and what is touched in each; `None` for what is not ours or of another time.
+pub(crate) fn decode(touched: &str) -> Option<Vec<(String, Touched)>> {
+    let content: Content<'_> = serde_json::from_str(touched).ok()?;
+    let keys = content.keys.into_iter().map(|(namespace, key, version)| {
+        (namespace.into_owned(), Touched { key: key.into_owned(), version })
+    });
+    (content.v == 1).then(|| keys.collect())
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::cache::{Cache, Inner, Read, Verdict};
 use crate::entry::Ticket;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, StoreError};
 use crate::events::Event;
 use crate::flight::{Role, Turn};
 use crate::freshness::Freshness;
@@ -34,6 +34,47 @@ where
     K: Clone + Display + Send + Sync + 'static,
     V: Send + Sync + 'static,
 {
+    /// What is cached under a key, in the first level or at the store; `None`: nothing is, or it may be out of date. The
+    /// loader is never called, and nothing is refreshed: for those who must not reach the database. That the database has
+    /// nothing may be cached as well, and is then a [`Read`] without a value.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Store`] when the store does not answer, [`Error::Timeout`], [`Error::InvalidKey`]; [`Error::Busy`] where a change
+    /// waits that this program cannot read.
+    pub async fn peek(&self, key: &K) -> Result<Option<Read<V>>> {
+        let inner = &self.inner;
+        if let Some(read) = inner.first_get(key, Freshness::Any) {
+            return Ok(Some(read));
+        }
+        let name = inner.name(key)?;
+        let mark = inner.mark(&name);
+        // Who has not told the store of a change yet does not believe it.
+        if inner.debt.has(&name) {
+            inner.stats.misses.add();
+            return Ok(None);
+        }
+        let seen = inner.in_time(async { Ok(inner.look(&name).await) }).await?;
+        let down = |source| Error::Store { what: "a look", source };
+        let seen = match seen.map_err(down)? {
+            Seen::Down => return Err(down(StoreError::new("store", "it does not answer"))),
+            seen => seen,
+        };
+        match inner.judge(&name, seen, Freshness::Any) {
+            Verdict::Take(read, _) => {
+                inner.audits.sample(key, &name, read.source);
+                inner.first_put(key, &read, mark);
+                Ok(Some(read))
+            }
+            Verdict::Get(..) => {
+                inner.stats.misses.add();
+                inner.first_drop(key);
+                Ok(None)
+            }
+            Verdict::Pending => Err(Error::Busy { retry_after: PENDING_FOR }),
+        }
+    }
+
     /// A read for which the first level has nothing.
     pub(crate) async fn read_at_store(&self, key: &K, freshness: Freshness) -> Result<Read<V>> {
         let (inner, deadline) = (&self.inner, self.inner.deadline());
@@ -183,7 +224,6 @@ mod tests {
 
     use super::*;
     use crate::entry::{Begun, Filled, Invalidation, Millis, Settled, Value};
-    use crate::error::StoreError;
     use crate::loader::Loaded;
     use crate::store::{Result as StoreResult, Store};
 

@@ -19,7 +19,7 @@ macro_rules! counters {
 
         impl Counters {
             pub(crate) fn read(&self) -> Stats {
-                Stats { $($name: self.$name.0.load(Ordering::Relaxed),)+ }
+                Stats { $($name: self.$name.get(),)+ }
             }
         }
 
@@ -159,6 +159,10 @@ pub(crate) struct Counter(AtomicU64);
 impl Counter {
     pub(crate) fn add(&self) {
         self.0.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
     }
 }
 

@@ -4,6 +4,7 @@ mod changes;
 mod deletes;
 mod grouped;
 mod memory;
+mod positions;
 #[cfg(feature = "redis")]
 mod redis;
 
@@ -17,8 +18,9 @@ pub use self::changes::{Change, Changes, PENDING};
 pub use self::deletes::{Delete, Deletes, Due};
 pub use self::grouped::Grouped;
 pub use self::memory::Memory;
+pub use self::positions::{Claim, Positions};
 #[cfg(feature = "redis")]
-pub use self::redis::Redis;
+pub use self::redis::{Redis, RedisQueue};
 use crate::entry::{Begun, Entry, Filled, Invalidation, Millis, Settled, Ticket, Value};
 use crate::error::StoreError;
 use crate::first::Watch;
@@ -81,6 +83,12 @@ pub trait Store: Debug + Send + Sync {
 
     /// Where it keeps deletes that are to come later, if it does.
     fn deletes(&self) -> Option<&dyn Deletes> {
+        None
+    }
+
+    /// Where it keeps how far followers of a log have come, if it does: only a store that forgets its entries when it may
+    /// have lost invalidations of them.
+    fn positions(&self) -> Option<&dyn Positions> {
         None
     }
 

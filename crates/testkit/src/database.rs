@@ -27,11 +27,15 @@ pub enum System {
     MariaDb,
 }
 
+/// What a MariaDB server is started with so that its log can be followed.
+pub const BINLOG: [&str; 4] =
+    ["--log-bin=bin", "--server-id=1", "--binlog-format=ROW", "--binlog-row-metadata=FULL"];
+
 /// Where Debian puts the versions of PostgreSQL.
 const VERSIONS: &str = "/usr/lib/postgresql";
 
 /// A program of the newest PostgreSQL, or of the one whose `bin` `$LOCKKEEPER_TEST_POSTGRES` names.
-fn postgres_program(name: &str) -> PathBuf {
+pub fn postgres_program(name: &str) -> PathBuf {
     if let Some(bin) = std::env::var_os("LOCKKEEPER_TEST_POSTGRES") {
         return Path::new(&bin).join(name);
     }

@@ -14,6 +14,7 @@
 //! | [`greeting`] | what two clients do first, and what they are told when they cannot |
 //! | [`resp`] | a Redis client of few lines, to look at a server and to meddle with it |
 //! | [`proxy`] | a TCP proxy that cuts, freezes and delays |
+//! | [`signal`] | child processes that are stopped and go on |
 //! | [`faulty`] | a backend whose renewals and releases fail on command |
 //! | [`register`] | the independent judge: refuses a token that comes too late |
 //! | [`history`], [`checker`] | what happened, and pure functions that say whether it may |
@@ -45,7 +46,7 @@ pub mod register;
 pub mod relay;
 pub mod resp;
 pub mod server;
-mod signal;
+pub mod signal;
 mod split;
 pub mod staleness;
 pub mod storm;

@@ -10,7 +10,7 @@ use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 /// # Panics
 ///
 /// When it is gone.
-pub(crate) fn stop(child: &Child) {
+pub fn stop(child: &Child) {
     let pid = Pid::from_child(child);
     kill_process(pid, Signal::STOP).unwrap();
     let stopped = waitid(WaitId::Pid(pid), WaitIdOptions::STOPPED).unwrap();
@@ -22,7 +22,7 @@ pub(crate) fn stop(child: &Child) {
 /// # Panics
 ///
 /// When it is gone.
-pub(crate) fn go_on(child: &Child) {
+pub fn go_on(child: &Child) {
     kill_process(Pid::from_child(child), Signal::CONT).unwrap();
 }
 
@@ -31,6 +31,6 @@ pub(crate) fn go_on(child: &Child) {
 /// # Panics
 ///
 /// When it is gone.
-pub(crate) fn quit(child: &Child) {
+pub fn quit(child: &Child) {
     kill_process(Pid::from_child(child), Signal::QUIT).unwrap();
 }

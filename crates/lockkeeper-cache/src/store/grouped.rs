@@ -8,9 +8,10 @@ use async_trait::async_trait;
 use futures_util::future::join_all;
 use indexmap::IndexMap;
 
-use super::{Cursor, Page, Result, Seen, Store};
+use super::{Claim, Cursor, Page, Positions, Result, Seen, Store};
 use crate::breaker::{Phase, Policy};
 use crate::entry::{Begun, Filled, Invalidation, Millis, Settled, Ticket, Value};
+use crate::error::StoreError;
 use crate::group::{Group, GroupError};
 
 /// Several stores, each with its share of the keys; one that is down is down alone.
@@ -95,6 +96,11 @@ impl Grouped {
         parts.into_values().collect()
     }
 
+    fn positions_of(&self, follower: &str) -> Result<&dyn Positions> {
+        let positions = self.of(follower).positions();
+        positions.ok_or_else(|| StoreError::new("store", "it keeps no positions"))
+    }
+
     async fn look(&self, keys: &[&str]) -> Vec<Seen> {
         let first = keys.first().map_or(&[][..], |key| key.as_bytes());
         if let Ok((node, pass)) = self.group.enter(first) {
@@ -111,6 +117,28 @@ impl Grouped {
             }
         }
         vec![Seen::Down; keys.len()]
+    }
+}
+
+/// Each has the followers whose names are its own.
+#[async_trait]
+impl Positions for Grouped {
+    async fn claim(
+        &self,
+        follower: &str,
+        ticket: Ticket,
+        token: u64,
+        patience: Duration,
+    ) -> Result<Claim> {
+        self.positions_of(follower)?.claim(follower, ticket, token, patience).await
+    }
+
+    async fn save(&self, follower: &str, ticket: Ticket, position: &str) -> Result<bool> {
+        self.positions_of(follower)?.save(follower, ticket, position).await
+    }
+
+    async fn forget(&self, follower: &str) -> Result<()> {
+        self.positions_of(follower)?.forget(follower).await
     }
 }
 
@@ -205,6 +233,11 @@ impl Store for Grouped {
             }
         }
         Ok(stored)
+    }
+
+    fn positions(&self) -> Option<&dyn Positions> {
+        let all = self.group.nodes().all(|(_, node, _)| node.positions().is_some());
+        all.then_some(self as &dyn Positions)
     }
 
     async fn tag(&self, key: &str, tags: &[&str], time: Duration) -> Result<()> {

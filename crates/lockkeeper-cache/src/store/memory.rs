@@ -1,6 +1,7 @@
 //! Entries inside this process.
 
 mod deletes;
+mod positions;
 
 use std::collections::HashMap;
 use std::fmt;
@@ -13,7 +14,7 @@ use indexmap::IndexMap;
 use lockkeeper::clock::Instant;
 use parking_lot::Mutex;
 
-use super::{Cursor, Deletes, Page, Result, Seen, Store, millis};
+use super::{Cursor, Deletes, Page, Positions, Result, Seen, Store, millis};
 use crate::entry::{
     self, Begun, Change, Entry, Filled, Invalidation, Millis, Settled, Slot, Ticket, Value,
 };
@@ -50,6 +51,7 @@ struct Shared {
     hasher: RandomState,
     clock: Box<dyn Fn() -> Millis + Send + Sync>,
     queues: Mutex<HashMap<String, deletes::Queue>>,
+    positions: Mutex<HashMap<String, positions::Record>>,
 }
 
 #[derive(Default)]
@@ -106,8 +108,8 @@ impl Memory {
         let shard = |_| Mutex::new(Shard { capacity, ..Shard::default() });
         let shards = std::array::from_fn(shard);
         let (hasher, clock) = (RandomState::new(), Box::new(clock));
-        let (tags, queues) = (Mutex::default(), Mutex::default());
-        Self { shared: Arc::new(Shared { shards, tags, hasher, clock, queues }) }
+        let (tags, queues, positions) = (Mutex::default(), Mutex::default(), Mutex::default());
+        Self { shared: Arc::new(Shared { shards, tags, hasher, clock, queues, positions }) }
     }
 
     /// How many entries there are, ended ones included.
@@ -120,8 +122,9 @@ impl Memory {
         self.len() == 0
     }
 
-    /// Forgets everything, leases and intents included. Nothing that is under way is filled afterwards.
+    /// Forgets everything, leases and intents and how far followers have come included. Nothing that is under way is filled afterwards.
     pub fn clear(&self) {
+        self.shared.positions.lock().clear();
         self.shared.shards.iter().for_each(|shard| shard.lock().slots.clear());
         // Not earlier: what is tagged and not there is harmless.
         *self.shared.tags.lock() = Sets::default();
@@ -272,6 +275,10 @@ impl Store for Memory {
     }
 
     fn deletes(&self) -> Option<&dyn Deletes> {
+        Some(self)
+    }
+
+    fn positions(&self) -> Option<&dyn Positions> {
         Some(self)
     }
 

@@ -3,6 +3,8 @@
 mod changes;
 mod deletes;
 mod list;
+mod positions;
+mod queue;
 
 use std::fmt;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -16,7 +18,8 @@ use lockkeeper::backend::redis::keyspace::{Follower, Keyspace};
 use lockkeeper::clock::Instant;
 use redis::{Cmd, FromRedisValue, Script, Value as Reply};
 
-use super::{Changes, Cursor, Deletes, Page, Result, Seen, Store, millis};
+pub use self::queue::RedisQueue;
+use super::{Changes, Cursor, Deletes, Page, Positions, Result, Seen, Store, millis};
 use crate::entry::{Begun, Entry, Filled, Invalidation, Lease, Millis, Settled, Ticket, Value};
 use crate::error::StoreError;
 use crate::first::Watch;
@@ -41,6 +44,10 @@ scripts! {
     APPEND = lua!("append.lua");
     APPLIED = lua!("invalidate_one.lua"), lua!("applied.lua");
     BEGIN = lua!("begin.lua");
+    CLAIM = lua!("claim.lua");
+    BURY = lua!("bury.lua");
+    ENQUEUE = lua!("enqueue.lua");
+    FATE = lua!("fate.lua");
     FILL = lua!("fill.lua");
     DONE = lua!("done.lua");
     DUE = lua!("due.lua");
@@ -50,9 +57,11 @@ scripts! {
     INTEND = lua!("intend.lua");
     LEAD = lua!("lead.lua");
     RESIGN = lua!("resign.lua");
+    SAVE = lua!("save.lua");
     SCHEDULE = lua!("schedule.lua");
     SETTLE = lua!("invalidate_one.lua"), lua!("settle.lua");
     TAG = lua!("tag.lua");
+    UNBURY = lua!("unbury.lua");
     UPDATE = lua!("invalidate_one.lua"), lua!("update.lua");
 }
 
@@ -379,6 +388,11 @@ impl Store for Redis {
 
     fn deletes(&self) -> Option<&dyn Deletes> {
         Some(self)
+    }
+
+    fn positions(&self) -> Option<&dyn Positions> {
+        // An invalidation that a fail-over has lost would be undone there, and the position be past it.
+        (!self.warm).then_some(self as &dyn Positions)
     }
 
     async fn update(

@@ -73,6 +73,7 @@ use crate::cache::{Inner, Read};
 use crate::entry::{Lease, Ticket, Value};
 use crate::error::{Error, Result};
 use crate::freshness::Freshness;
+use crate::names::readable;
 use crate::store::{Changes, PENDING};
 
 /// Between two looks at the log.
@@ -132,6 +133,7 @@ impl WriteBehind {
             log: Arc::clone(&log),
             wake: Arc::clone(&wake),
             lock,
+            lease: inner.settings.lease,
         };
         runtime.spawn(applier.run());
         Ok(Self { log, most, wake })
@@ -174,9 +176,7 @@ where
         value: Option<V>,
     ) -> Result<Written> {
         let (inner, text) = (base.inner(), key.to_string());
-        if !text.parse::<K>().is_ok_and(|parsed| parsed.to_string() == text) {
-            return Err(Error::InvalidKey(format!("{text:?} is not the text of a key")));
-        }
+        readable::<K>(&text)?;
         let Some(payload) = inner.encode(value.as_ref()) else {
             return Err(Error::InvalidValue("too large, or it cannot be encoded".into()));
         };

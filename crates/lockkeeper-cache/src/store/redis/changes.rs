@@ -12,14 +12,14 @@ use crate::entry::{Entry, Ticket, Value};
 use crate::store::changes::{Change, Changes};
 
 /// What `XRANGE` answers: ids, and what is under them.
-type Listed = Vec<(String, Vec<Vec<u8>>)>;
+pub(super) type Listed = Vec<(String, Vec<Vec<u8>>)>;
 
-fn order(id: &str) -> Option<Order> {
+pub(super) fn order(id: &str) -> Option<Order> {
     let (ms, seq) = id.split_once('-')?;
     Some(Order::new(ms.parse().ok()?, seq.parse().ok()?))
 }
 
-fn id(order: Order) -> String {
+pub(super) fn id(order: Order) -> String {
     format!("{}-{}", order.ms(), order.seq())
 }
 
@@ -33,7 +33,13 @@ fn change(id: &str, fields: &[Vec<u8>]) -> Option<Change> {
 }
 
 impl Redis {
-    async fn list(&self, log: &str, command: &str, ends: [&str; 2], most: usize) -> Result<Listed> {
+    pub(super) async fn list(
+        &self,
+        log: &str,
+        command: &str,
+        ends: [&str; 2],
+        most: usize,
+    ) -> Result<Listed> {
         let (log, mut list) = (self.key(log), redis::cmd(command));
         list.arg(&log).arg(&ends[..]).arg("COUNT").arg(most);
         self.servers.query(&log, &list).await.map_err(failed)

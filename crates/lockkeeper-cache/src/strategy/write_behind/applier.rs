@@ -5,11 +5,11 @@ use std::str::FromStr;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use async_trait::async_trait;
 use futures_util::FutureExt;
 use futures_util::stream::{self, StreamExt};
 use indexmap::IndexMap;
 use lockkeeper::Mutex;
-use lockkeeper::clock::Instant;
 use tokio::sync::Notify;
 use tokio::time::{sleep, timeout};
 
@@ -19,6 +19,7 @@ use crate::database::Database;
 use crate::entry::Ticket;
 use crate::error::BoxError;
 use crate::store::{Change, Changes, Store};
+use crate::turn::{Right, in_turn};
 
 /// So many are taken from the log at a time.
 const BATCH: usize = 100;
@@ -37,6 +38,23 @@ pub(super) struct Applier<K, V> {
     pub(super) log: Arc<str>,
     pub(super) wake: Arc<Notify>,
     pub(super) lock: Option<Mutex>,
+    /// How long the right to apply lasts, where there is no lock.
+    pub(super) lease: Duration,
+}
+
+#[async_trait]
+impl<K: Send + Sync + Clone + 'static, V: Send + Sync + 'static> Right for Applier<K, V> {
+    async fn take(&self, ticket: Ticket, time: Duration) -> Option<bool> {
+        let inner = self.cache.upgrade()?;
+        let taken = inner.store.changes()?.lead(&self.log, ticket, time).await;
+        taken.inspect_err(|error| inner.store_failed("the right to write behind", error)).ok()
+    }
+
+    async fn give_back(&self, ticket: Ticket) {
+        if let Some(changes) = self.store.changes() {
+            let _ = changes.resign(&self.log, ticket).await;
+        }
+    }
 }
 
 /// What came of a look at the log.
@@ -59,54 +77,8 @@ where
     pub(super) async fn run(self) {
         let mut pause = PAUSES.0;
         while self.cache.strong_count() > 0 {
-            match &self.lock {
-                Some(lock) => match lock.lock_timeout(PAUSES.1).await {
-                    // Whose lock is lost stops where it stands.
-                    Ok(guard) => drop(guard.protect(self.lead(&mut pause)).await),
-                    Err(lockkeeper::Error::Timeout { .. }) => continue,
-                    Err(error) => tracing::warn!(%error, "the lock of those who write behind"),
-                },
-                None => self.lead_by_lease(&mut pause).await,
-            }
+            in_turn(self.lock.as_ref(), &self, self.lease, self.lead(&mut pause)).await;
             sleep(pause).await;
-        }
-    }
-
-    async fn lead_by_lease(&self, pause: &mut Duration) {
-        let (ticket, begun) = (Ticket::new(), Instant::now());
-        let Some((true, time)) = self.renew(ticket).await else { return };
-        let kept = async {
-            let mut last = begun;
-            while Instant::now().since(last) < time * 2 / 3 {
-                sleep(time / 6).await;
-                let begun = Instant::now();
-                match self.renew(ticket).await {
-                    Some((true, _)) => last = begun,
-                    Some((false, _)) => return,
-                    None => {}
-                }
-            }
-        };
-        tokio::select! {
-            () = kept => tracing::warn!("the lease of those who write behind is lost"),
-            () = self.lead(pause) => {}
-        }
-        if let Some(changes) = self.store.changes() {
-            // Else it ends by itself.
-            let _ = changes.resign(&self.log, ticket).await;
-        }
-    }
-
-    /// Takes the lease or keeps it: whether it is ours, and for how long. Nothing when nobody knows.
-    async fn renew(&self, ticket: Ticket) -> Option<(bool, Duration)> {
-        let inner = self.cache.upgrade()?;
-        let time = inner.settings.lease;
-        match inner.store.changes()?.lead(&self.log, ticket, time).await {
-            Ok(ours) => Some((ours, time)),
-            Err(error) => {
-                inner.store_failed("the lease of those who write behind", &error);
-                None
-            }
         }
     }
 

@@ -1,0 +1,271 @@
+//! Which write is next: those of a key one after the other, and several keys at a time.
+//!
+//! No I/O here: what was read is taken in, and who asks is told what to apply.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::queue::Queued;
+use crate::database::Order;
+
+/// So many writes are in memory at a time.
+const WINDOW: usize = 1600;
+
+/// So many of them of one key.
+const LANE: usize = 16;
+
+/// So many keys may fail before no others are begun.
+const STUCK: usize = 64;
+
+/// So many are read at a time.
+pub(super) const PAGE: usize = 100;
+
+/// Between two attempts after a failure: at first, and at most.
+pub(super) const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(5));
+
+/// The writes of one key.
+#[derive(Debug, Default)]
+struct Lane {
+    waiting: VecDeque<Arc<Queued>>,
+    /// How often the first of them has failed, and when it is tried again.
+    failures: u32,
+    again: Option<Instant>,
+    /// The first one that was left in the queue for lack of room here.
+    skipped: Option<Order>,
+}
+
+/// All writes that were read and are not done.
+#[derive(Debug, Default)]
+pub(super) struct Lanes {
+    lanes: HashMap<Arc<str>, Lane>,
+    /// Keys whose first write is to be tried for the first time.
+    ready: VecDeque<Arc<str>>,
+    /// Keys whose first write has failed and is not being tried.
+    failing: HashSet<Arc<str>>,
+    /// Keys whose first write has failed, whether it is being tried or not.
+    stuck: usize,
+    known: HashSet<Order>,
+    /// Everything up to here has been read.
+    read: Option<Order>,
+    /// There may be more behind that.
+    more: bool,
+}
+
+/// A write to be applied.
+#[derive(Clone, Debug)]
+pub(super) struct Job {
+    pub(super) key: Arc<str>,
+    pub(super) queued: Arc<Queued>,
+    /// How often it has been tried, this time included.
+    pub(super) attempt: u32,
+}
+
+impl Lanes {
+    /// Whether a page more may be read.
+    pub(super) fn has_room(&self) -> bool {
+        self.known.len() + PAGE <= WINDOW
+    }
+
+    /// Whether there may be something to read at once.
+    pub(super) fn wants_more(&self) -> bool {
+        self.more && self.has_room()
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.known.is_empty()
+    }
+
+    /// What has been read up to now. From the beginning if there is nothing left of it: it costs nothing then, and nothing
+    /// is missed that a server has which took the place of another.
+    pub(super) fn after(&self) -> Option<Order> {
+        self.read.filter(|_| !self.is_empty())
+    }
+
+    /// Everything is to be read again. What is known already does no harm.
+    pub(super) fn rewind(&mut self) {
+        (self.read, self.more) = (None, true);
+    }
+
+    /// Takes in what was read.
+    pub(super) fn take(&mut self, page: Vec<Queued>) {
+        self.more = page.len() >= PAGE;
+        for queued in page {
+            let order = queued.order;
+            self.read = Some(order);
+            if self.known.contains(&order) {
+                continue;
+            }
+            let key: Arc<str> = queued.message.as_ref().map_or("", |message| &message.key).into();
+            let lane = self.lanes.entry(Arc::clone(&key)).or_default();
+            // Behind one that was left out all are.
+            if lane.skipped.is_some() || lane.waiting.len() >= LANE {
+                lane.skipped.get_or_insert(order);
+                continue;
+            }
+            if lane.waiting.is_empty() {
+                self.ready.push_back(key);
+            }
+            lane.waiting.push_back(Arc::new(queued));
+            self.known.insert(order);
+        }
+    }
+
+    /// What to apply now: what has waited after a failure, or else a key that comes new.
+    pub(super) fn next(&mut self, now: Instant) -> Option<Job> {
+        let due = |key: &&Arc<str>| self.lanes[*key].again.is_some_and(|again| again <= now);
+        let key = match self.failing.iter().find(due).cloned() {
+            Some(key) => {
+                self.failing.remove(&key);
+                key
+            }
+            None if self.stuck < STUCK => self.ready.pop_front()?,
+            None => return None,
+        };
+        let lane = &self.lanes[&key];
+        let queued = Arc::clone(lane.waiting.front()?);
+        Some(Job { attempt: lane.failures + 1, key, queued })
+    }
+
+    /// It is neither in the queue any more nor to be applied.
+    pub(super) fn done(&mut self, job: &Job) {
+        let Some(lane) = self.lanes.get_mut(&job.key) else { return };
+        lane.waiting.pop_front();
+        self.known.remove(&job.queued.order);
+        self.stuck -= usize::from(lane.failures > 0);
+        (lane.failures, lane.again) = (0, None);
+        if !lane.waiting.is_empty() {
+            self.ready.push_back(Arc::clone(&job.key));
+            return;
+        }
+        if lane.skipped.is_some() {
+            self.read = self.read.min(Some(job.queued.order));
+            self.more = true;
+        }
+        self.lanes.remove(&job.key);
+    }
+
+    /// It is to be tried again, and those of its key wait.
+    pub(super) fn failed(&mut self, job: &Job, now: Instant) {
+        let Some(lane) = self.lanes.get_mut(&job.key) else { return };
+        self.stuck += usize::from(lane.failures == 0);
+        let pause = PAUSES.0 * 2_u32.saturating_pow(lane.failures.min(16));
+        lane.failures = lane.failures.saturating_add(1);
+        lane.again = Some(now + pause.min(PAUSES.1));
+        self.failing.insert(Arc::clone(&job.key));
+    }
+
+    /// When something that has failed is to be tried again.
+    pub(super) fn wake_at(&self) -> Option<Instant> {
+        self.failing.iter().filter_map(|key| self.lanes[key].again).min()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::queue::Message;
+    use super::*;
+
+    fn queued(key: &str, seq: u64) -> Queued {
+        let message = Message { id: seq.to_string(), key: key.into(), schema: 0, value: None };
+        Queued { order: Order::new(1, seq), message: Some(message) }
+    }
+
+    fn seq(job: &Job) -> u64 {
+        job.queued.order.seq()
+    }
+
+    #[test]
+    fn of_one_key_only_the_first_is_applied_and_of_others_as_well() {
+        let (mut lanes, now) = (Lanes::default(), Instant::now());
+        lanes.take(vec![queued("a", 1), queued("a", 2), queued("b", 3), queued("a", 4)]);
+        let [a, b] = [lanes.next(now).unwrap(), lanes.next(now).unwrap()];
+        assert_eq!((seq(&a), seq(&b)), (1, 3));
+        assert!(lanes.next(now).is_none());
+        lanes.done(&a);
+        let a = lanes.next(now).unwrap();
+        assert_eq!((seq(&a), a.attempt), (2, 1));
+        // Read again, as after a failure of the queue.
+        lanes.rewind();
+        lanes.take(vec![queued("a", 2), queued("b", 3), queued("a", 4)]);
+        assert!(lanes.next(now).is_none());
+        lanes.done(&b);
+        lanes.done(&a);
+        let a = lanes.next(now).unwrap();
+        assert_eq!(seq(&a), 4);
+        lanes.done(&a);
+        assert!(lanes.is_empty() && lanes.after().is_none() && lanes.lanes.is_empty());
+    }
+
+    #[test]
+    fn what_fails_holds_up_its_key_alone_and_is_tried_later_and_later() {
+        let (mut lanes, now) = (Lanes::default(), Instant::now());
+        lanes.take(vec![queued("a", 1), queued("a", 2), queued("b", 3)]);
+        let a = lanes.next(now).unwrap();
+        lanes.failed(&a, now);
+        let b = lanes.next(now).unwrap();
+        assert_eq!(seq(&b), 3);
+        lanes.done(&b);
+        assert!(lanes.next(now).is_none());
+        let mut at = now;
+        for attempt in 2..20 {
+            let again = lanes.wake_at().unwrap();
+            assert!(again > at && again <= at + PAUSES.1, "{attempt}");
+            assert!(lanes.next(again - Duration::from_millis(1)).is_none());
+            at = again;
+            let a = lanes.next(at).unwrap();
+            assert_eq!((seq(&a), a.attempt), (1, attempt));
+            lanes.failed(&a, at);
+        }
+        at += PAUSES.1;
+        let a = lanes.next(at).unwrap();
+        lanes.done(&a);
+        assert_eq!(lanes.next(at).map(|job| (seq(&job), job.attempt)), Some((2, 1)));
+        assert_eq!(lanes.stuck, 0);
+    }
+
+    #[test]
+    fn a_key_with_very_many_writes_leaves_room_for_others_and_keeps_its_order() {
+        let (mut lanes, now) = (Lanes::default(), Instant::now());
+        let mut there: Vec<Queued> = (1..=50).map(|seq| queued("a", seq)).collect();
+        there.push(queued("b", 51));
+        lanes.take(there.clone());
+        assert_eq!(lanes.known.len(), LANE + 1);
+        let mut applied = Vec::new();
+        for _ in 0..100 {
+            while let Some(job) = lanes.next(now) {
+                lanes.done(&job);
+                there.retain(|queued| queued.order != job.queued.order);
+                if &*job.key == "a" {
+                    applied.push(seq(&job));
+                }
+            }
+            let after = lanes.after();
+            let page = there.iter().filter(|queued| Some(queued.order) > after).take(PAGE).cloned();
+            lanes.take(page.collect());
+        }
+        assert_eq!(applied, (1..=50).collect::<Vec<_>>());
+        assert!(there.is_empty());
+    }
+
+    #[test]
+    fn when_too_many_keys_fail_no_others_are_begun() {
+        let (mut lanes, now) = (Lanes::default(), Instant::now());
+        let keys: Vec<String> = (0..STUCK + 5).map(|key| key.to_string()).collect();
+        lanes.take(keys.iter().zip(1..).map(|(key, seq)| queued(key, seq)).collect());
+        let mut tried = 0;
+        while let Some(job) = lanes.next(now) {
+            lanes.failed(&job, now);
+            tried += 1;
+        }
+        assert_eq!(tried, STUCK);
+        let later = now + PAUSES.1;
+        let one = lanes.next(later).unwrap();
+        assert_eq!(one.attempt, 2);
+        lanes.done(&one);
+        let rest: Vec<Job> = std::iter::from_fn(|| lanes.next(later)).collect();
+        assert_eq!(rest.iter().filter(|job| job.attempt == 1).count(), 5);
+    }
+}
