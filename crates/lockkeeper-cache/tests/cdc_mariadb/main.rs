@@ -1,0 +1,13 @@
+//! What the binary log of a real MariaDB says, and when.
+#![cfg(feature = "cdc")]
+#![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
+
+mod check;
+mod gate;
+mod large;
+mod lost;
+mod reader;
+mod rows;
+mod statements;
+mod types;
+mod xa;
