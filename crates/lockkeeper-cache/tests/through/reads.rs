@@ -1,0 +1,163 @@
+//! Who reads only the cache, and what he finds there.
+
+use std::time::Duration;
+
+use lockkeeper_cache::through::{Reads, Tell};
+use lockkeeper_cache::{Error, FirstLevel, Source};
+use testkit::server;
+use testkit::wait::{eventually, soon};
+
+use crate::fake::{Fake, Fault, applied, builder, cache, through, url, write};
+
+#[tokio::test]
+async fn who_reads_only_the_cache_never_reaches_the_database() {
+    let mut server = server::redis(&[]).await;
+    let fake = Fake::default();
+    fake.put(1, "there");
+    let through = through(&server, &fake).await;
+    for _ in 0..10 {
+        assert!(through.get(&1).await.unwrap().is_none());
+    }
+    assert_eq!((fake.loads(), through.cache().stats().misses), (0, 10));
+    through.cache().get(&1).await.unwrap();
+    through.cache().get(&2).await.unwrap();
+    let read = through.get(&1).await.unwrap().unwrap();
+    assert_eq!((read.source, read.value.as_deref()), (Source::Hit, Some(&"there".to_owned())));
+    // That there is nothing is known, too.
+    assert_eq!(through.get(&2).await.unwrap().unwrap().value, None);
+    through.cache().invalidate(&[1]).await.unwrap();
+    assert!(through.get(&1).await.unwrap().is_none());
+    let intent = through.cache().intend(&[2]).await.unwrap();
+    assert!(through.get(&2).await.unwrap().is_none());
+    intent.settle(None).await.unwrap();
+    server.kill();
+    let down = soon("an end", through.get(&2)).await;
+    assert!(matches!(down, Err(Error::Store { .. })), "{down:?}");
+    assert_eq!(fake.loads(), 2);
+}
+
+#[tokio::test]
+async fn a_look_is_served_by_the_first_level_until_something_changes() {
+    let server = server::redis(&[]).await;
+    let (fake, near) = (Fake::default(), url(&server));
+    fake.put(1, "there");
+    let [near_one, far] =
+        [(); 2].map(|()| async { cache(&near).await.build(fake.clone()).unwrap() });
+    let (first, far) = (near_one.await.with_first_level(FirstLevel::new(10)).unwrap(), far.await);
+    far.get(&1).await.unwrap();
+    let from_first =
+        async || first.peek(&1).await.unwrap().is_some_and(|read| read.source == Source::First);
+    eventually("it is in the first level", from_first).await;
+    far.invalidate(&[1]).await.unwrap();
+    eventually("it is not any more", async || first.peek(&1).await.unwrap().is_none()).await;
+    assert_eq!(fake.loads(), 1);
+}
+
+/// An entry that is due is left to those who may load it.
+#[tokio::test]
+async fn a_look_refreshes_nothing() {
+    let server = server::redis(&[]).await;
+    let (fake, near) = (Fake::default(), url(&server));
+    fake.put(1, "there");
+    let cache = cache(&near).await.refresh_after(Duration::from_millis(1));
+    let cache = cache.build(fake.clone()).unwrap();
+    cache.get(&1).await.unwrap();
+    let made = cache.peek(&1).await.unwrap().unwrap().made;
+    let raw = testkit::resp::Raw::connect(server.address()).await;
+    let later = async || {
+        let testkit::resp::Reply::Many(time) = raw.ask("TIME").await else { panic!("no time") };
+        let testkit::resp::Reply::Text(secs) = &time[0] else { panic!("no time") };
+        secs.parse::<u64>().unwrap() * 1000 > made + 1
+    };
+    eventually("it is due", later).await;
+    for _ in 0..20 {
+        assert_eq!(cache.peek(&1).await.unwrap().unwrap().made, made);
+    }
+    assert_eq!((fake.loads(), cache.stats().refreshes), (1, 0));
+}
+
+#[tokio::test]
+async fn with_a_loader_everything_is_found() {
+    let server = server::redis(&[]).await;
+    let fake = Fake::default();
+    fake.put(1, "there");
+    let through = builder(&server, &fake).await.reads(Reads::Loader).build();
+    let read = through.get(&1).await.unwrap().unwrap();
+    assert_eq!((read.source, read.value.as_deref()), (Source::Loaded, Some(&"there".to_owned())));
+    assert_eq!(through.get(&2).await.unwrap().unwrap().value, None);
+}
+
+#[tokio::test]
+async fn what_is_preloaded_is_found_by_those_who_read_only_the_cache() {
+    let server = server::redis(&[]).await;
+    let (fake, near) = (Fake::default(), url(&server));
+    (0..300).for_each(|id| fake.put(id, &id.to_string()));
+    fake.is(77, Fault::Down);
+    // Fewer than are preloaded at a time: those that are refused try again.
+    let cache = cache(&near).await.max_loads(2, Duration::from_millis(1));
+    let cache = cache.build(fake.clone()).unwrap();
+    let queue = crate::fake::queue(&near).await;
+    let through = lockkeeper_cache::through::Through::builder(queue, cache, fake.clone()).build();
+    let mut seen = Vec::new();
+    let progress = |so_far: lockkeeper_cache::through::Preloaded| {
+        seen.push(so_far.done + so_far.failed);
+    };
+    let loaded = soon("loaded", through.preload(0..300, progress)).await;
+    assert_eq!((loaded.done, loaded.failed), (299, 1));
+    assert_eq!(seen, (1..=300).collect::<Vec<_>>());
+    for id in (0..300).filter(|id| *id != 77) {
+        let read = through.get(&id).await.unwrap().unwrap();
+        assert_eq!(read.value.as_deref(), Some(&id.to_string()));
+    }
+    let loads = fake.loads();
+    soon("loaded", through.preload(0..77, |_| {})).await;
+    assert_eq!(fake.loads(), loads, "what is cached is not loaded");
+}
+
+#[tokio::test]
+async fn the_cache_is_told_as_was_chosen() {
+    for tell in [Tell::Refresh, Tell::Invalidate, Tell::Nobody] {
+        let server = server::redis(&[]).await;
+        let fake = Fake::default();
+        fake.put(1, "old");
+        let through = builder(&server, &fake).await.tell(tell).build();
+        through.cache().get(&1).await.unwrap();
+        let consumer = through.consume();
+        let new = write(&through, 1, "new").await;
+        applied(&through, new).await;
+        let found = through.get(&1).await.unwrap().map(|read| (*read.value.unwrap()).clone());
+        let expected = match tell {
+            Tell::Refresh => Some("new"),
+            Tell::Invalidate => None,
+            Tell::Nobody => Some("old"),
+        };
+        assert_eq!(found.as_deref(), expected, "{tell:?}");
+        consumer.stop().await;
+    }
+}
+
+/// The write stays in the queue until the cache has heard of it.
+#[tokio::test]
+async fn a_write_is_not_done_before_the_cache_is_told() {
+    let queue_server = server::redis(&[]).await;
+    let mut cache_server = server::redis(&[]).await;
+    let fake = Fake::default();
+    fake.put(1, "old");
+    let cache = cache(&url(&cache_server)).await.build(fake.clone()).unwrap();
+    cache.get(&1).await.unwrap();
+    let queue = crate::fake::queue(&url(&queue_server)).await;
+    let through = lockkeeper_cache::through::Through::builder(queue, cache, fake.clone()).build();
+    cache_server.pause();
+    let consumer = through.consume();
+    let new = write(&through, 1, "new").await;
+    eventually("it is committed", async || fake.get(1).as_deref() == Some("new")).await;
+    let refused = through.applied(new.order, Duration::from_millis(500)).await;
+    assert!(matches!(refused, Err(Error::Timeout { .. })), "{refused:?}");
+    cache_server.resume();
+    applied(&through, new).await;
+    let read = through.get(&1).await.unwrap().unwrap();
+    assert_eq!(read.value.as_deref(), Some(&"new".to_owned()));
+    assert_eq!(fake.history(1), ["new"]);
+    consumer.stop().await;
+    cache_server.kill();
+}
