@@ -1,0 +1,37 @@
+//! The experiments, a file each.
+
+pub mod avalanche;
+pub mod breakdown;
+pub mod check_then_delete;
+pub mod crash_before_expire;
+pub mod crashed_holder;
+pub mod delayed_double_delete;
+pub mod delete_then_update;
+pub mod deleting_anothers_lock;
+pub mod etcd_paused_client;
+pub mod fence_against_each;
+pub mod fill_lease;
+pub mod getset_timestamp;
+mod home_made;
+mod home_made_redlock;
+mod keeper;
+mod late_writer;
+pub mod lost_by_failover;
+pub mod lost_update;
+pub mod oversell;
+pub mod penetration;
+pub mod polling_or_notice;
+pub mod read_write_lock;
+pub mod redlock_clock_jump;
+pub mod redlock_paused_client;
+pub mod redlock_restarted_node;
+pub mod segmented_stock;
+mod shop;
+mod speed;
+mod stuck;
+pub mod transaction_error;
+pub mod update_then_delete;
+pub mod update_then_set;
+pub mod watchdog_long_job;
+pub mod writer_dies;
+pub mod zookeeper_paused_client;
