@@ -1,9 +1,11 @@
 //! The command line.
 
 use std::ffi::OsString;
+use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{Parser, Subcommand, ValueEnum};
+use clap::parser::ValueSource;
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use lockkeeper::{Name, Overlap, Rerun, Schedule, Url};
 
@@ -43,6 +45,18 @@ that never ran begins with its next tick. The command also sees LOCKKEEPER_TICK 
 LOCKKEEPER_ATTEMPT. What it exits with is written down for `show`; INT, TERM, HUP or QUIT end this \
 process when the command has ended.";
 
+const LAB: &str = "\
+Nothing has to be set up: what an experiment needs (redis-server, etcd, ZooKeeper) is started on the \
+loopback and ended with it. With --url redis://HOST on the command line, experiments with a single \
+Redis server that do no harm there use that one: with keys of their own, removed afterwards. \
+The others still start their own.
+
+Exit codes:
+    0  every experiment came out as it must
+    1  one did not: a broken program showed no violation, or a sound one did
+   64  usage
+   69  an experiment was skipped, as a server is not installed";
+
 /// Runs commands under locks that stop the work when they are lost.
 #[derive(Debug, Parser)]
 #[command(name = "lockkeeper", version, after_help = EXIT_CODES)]
@@ -52,8 +66,21 @@ pub(crate) struct Args {
     #[arg(value_name = "URL", default_value = "file:")]
     pub(crate) url: OsString,
 
+    /// Whether the URL is from the command line, and not from the environment.
+    #[arg(skip)]
+    pub(crate) url_given: bool,
+
     #[command(subcommand)]
     pub(crate) command: Command,
+}
+
+impl Args {
+    /// What this process was started with.
+    pub(crate) fn read() -> Result<Self, clap::Error> {
+        let matches = Self::command().try_get_matches()?;
+        let url_given = matches.value_source("url") == Some(ValueSource::CommandLine);
+        Ok(Self { url_given, ..Self::from_arg_matches(&matches)? })
+    }
 }
 
 #[derive(Debug, Subcommand)]
@@ -71,6 +98,13 @@ pub(crate) enum Command {
     /// Make the tables in a database, once, as a user who may, or say that the nodes of a RedLock are
     /// new; for other stores there is nothing to do
     Init(Init),
+    /// Invalidate a cache from the log of a database
+    #[cfg(feature = "cdc")]
+    #[command(subcommand)]
+    Cdc(crate::cdc::args::Cdc),
+    /// Show how home-made locks and caches fail, on servers that it starts, and that Lockkeeper does not
+    #[command(after_help = LAB)]
+    Lab(Lab),
     /// Print a completion script for a shell
     Completions {
         /// The shell
@@ -235,6 +269,43 @@ pub(crate) enum OnLost {
 }
 
 #[derive(Debug, Parser)]
+pub(crate) struct Lab {
+    #[command(subcommand)]
+    pub(crate) command: Option<LabCommand>,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum LabCommand {
+    /// List the experiments
+    List,
+    /// Run experiments: the naive program, its repairs, Lockkeeper
+    Run(LabRun),
+}
+
+#[derive(Debug, Parser)]
+pub(crate) struct LabRun {
+    /// The experiments
+    #[arg(value_name = "NAME", required_unless_present = "all")]
+    pub(crate) names: Vec<String>,
+
+    /// Run all of them
+    #[arg(long, conflicts_with = "names")]
+    pub(crate) all: bool,
+
+    /// Where chance is involved, take the same again; it is printed
+    #[arg(long, value_name = "N")]
+    pub(crate) seed: Option<u64>,
+
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+
+    /// Write a page with pictures to DIR/index.html
+    #[arg(long, value_name = "DIR")]
+    pub(crate) report: Option<PathBuf>,
+}
+
+#[derive(Debug, Parser)]
 pub(crate) struct Ls {
     /// Print JSON
     #[arg(long)]
@@ -295,8 +366,6 @@ pub(crate) fn url(text: &OsString) -> Result<(&str, Url), Failure> {
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory;
-
     use super::*;
 
     #[test]

@@ -13,10 +13,15 @@ impl Code {
     pub(crate) const SUCCESS: Self = Self(0);
     /// `unlock` found nobody to evict.
     pub(crate) const NOTHING: Self = Self(1);
+    /// An experiment of `lab` did not come out as it must.
+    pub(crate) const FAILED: Self = Self(1);
     pub(crate) const USAGE: Self = Self(64);
     pub(crate) const UNAVAILABLE: Self = Self(69);
     pub(crate) const BUSY: Self = Self(75);
     pub(crate) const LOST: Self = Self(76);
+    /// `cdc check` found something that must be changed.
+    #[cfg(feature = "cdc")]
+    pub(crate) const MISCONFIGURED: Self = Self(78);
     pub(crate) const CANNOT_EXECUTE: Self = Self(126);
     pub(crate) const NOT_FOUND: Self = Self(127);
 

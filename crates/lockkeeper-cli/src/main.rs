@@ -10,12 +10,15 @@
 //! started it.
 
 mod args;
+#[cfg(feature = "cdc")]
+mod cdc;
 mod child;
 mod deadline;
 mod duration;
 mod exit;
 mod group;
 mod guardian;
+mod lab;
 mod manual;
 mod output;
 mod report;
@@ -31,7 +34,7 @@ use std::env;
 use std::ffi::OsStr;
 use std::process::ExitCode;
 
-use clap::{CommandFactory, Parser};
+use clap::CommandFactory;
 
 use crate::args::{Args, Command};
 use crate::exit::{Code, Failure};
@@ -44,7 +47,7 @@ fn main() -> ExitCode {
     let code = match first.as_deref().and_then(OsStr::to_str) {
         Some(child::WORD) => child::exec(words),
         Some(guardian::WORD) => guardian::watch(),
-        _ => match Args::try_parse() {
+        _ => match Args::read() {
             Ok(args) => start(args),
             Err(error) => {
                 // Nobody reads the help any more: nothing to do about that.
@@ -59,6 +62,8 @@ fn main() -> ExitCode {
 fn start(args: Args) -> Code {
     let report = match &args.command {
         Command::Run(run) => Report::new(run.verbose, run.json),
+        #[cfg(feature = "cdc")]
+        Command::Cdc(cdc) => Report::new(false, cdc.json()),
         _ => Report::new(false, false),
     };
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
@@ -79,6 +84,12 @@ async fn dispatch(args: Args, report: &Report) -> Result<Code, Failure> {
         Command::Show(one) => show::show(&url, &one, report).await,
         Command::Unlock(unlock) => show::unlock(&url, &unlock).await,
         Command::Init(init) => show::init(&url, &init).await,
+        #[cfg(feature = "cdc")]
+        Command::Cdc(cdc) => cdc::cdc(&cdc).await,
+        Command::Lab(lab) => {
+            let given = args.url_given.then(|| args::url(&url)).transpose()?;
+            lab::lab(given.map(|(text, _)| text), lab).await
+        }
         Command::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Args::command(), "lockkeeper", &mut script);

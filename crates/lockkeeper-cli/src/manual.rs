@@ -15,8 +15,7 @@ pub(crate) fn page(mut program: Command) -> io::Result<Vec<u8>> {
     man.render_synopsis_section(&mut page)?;
     man.render_description_section(&mut page)?;
     man.render_options_section(&mut page)?;
-    for command in program.get_subcommands().filter(|command| command.get_name() != "help") {
-        let name = command.get_name().to_uppercase();
+    for (name, command) in commands("", &program) {
         let man = Man::new(command.clone());
         let mut part = Vec::new();
         man.render_synopsis_section(&mut part)?;
@@ -30,4 +29,15 @@ pub(crate) fn page(mut program: Command) -> io::Result<Vec<u8>> {
         page.extend_from_slice(format!(".SH {name}\n{part}").as_bytes());
     }
     Ok(page)
+}
+
+/// All commands below this one, also those of commands, with what is typed for each.
+fn commands<'a>(above: &str, program: &'a Command) -> Vec<(String, &'a Command)> {
+    let each = program.get_subcommands().filter(|command| command.get_name() != "help");
+    let parts = each.map(|command| {
+        let name = format!("{above}{}", command.get_name().to_uppercase());
+        let below = commands(&format!("{name} "), command);
+        [vec![(name, command)], below].concat()
+    });
+    parts.collect::<Vec<_>>().concat()
 }

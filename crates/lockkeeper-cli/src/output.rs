@@ -2,6 +2,8 @@
 
 use std::io::{self, ErrorKind, Write};
 
+use serde::Serialize;
+
 use crate::exit::{Code, Failure};
 
 /// Prints. A reader that has gone away, as `head` does, had enough: that is no failure.
@@ -13,6 +15,14 @@ pub(crate) fn print(text: &[u8]) -> Result<Code, Failure> {
         }
         _ => Ok(Code::SUCCESS),
     }
+}
+
+/// Prints one line of JSON.
+pub(crate) fn print_json(value: &impl Serialize) -> Result<Code, Failure> {
+    let mut text =
+        serde_json::to_vec(value).map_err(|error| Failure::system("cannot write JSON", &error))?;
+    text.push(b'\n');
+    print(&text)
 }
 
 /// The text with control characters made visible: names of strangers must not move the cursor.

@@ -11,7 +11,7 @@ use serde::Serialize;
 use crate::args::{self, Init, Ls, Show, Unlock};
 use crate::duration::{millis, show as time};
 use crate::exit::{Code, Failure, chain};
-use crate::output::{print, printable};
+use crate::output::{print, print_json, printable};
 use crate::report::Report;
 
 /// One name, as scripts read it.
@@ -249,13 +249,6 @@ pub(crate) async fn unlock(url: &OsString, unlock: &Unlock) -> Result<Code, Fail
         print(text.as_bytes())?;
     }
     Ok(if evicted.is_empty() { Code::NOTHING } else { Code::SUCCESS })
-}
-
-fn print_json(value: &impl Serialize) -> Result<Code, Failure> {
-    let mut text =
-        serde_json::to_vec(value).map_err(|error| Failure::system("cannot write JSON", &error))?;
-    text.push(b'\n');
-    print(&text)
 }
 
 #[cfg(test)]

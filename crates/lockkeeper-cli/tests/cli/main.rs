@@ -7,6 +7,7 @@ mod death;
 mod exit_codes;
 mod harness;
 mod input;
+mod lab;
 mod loss;
 mod pty;
 mod redis;
