@@ -14,8 +14,8 @@
 //! 4. Only the one who claimed last can save, and only at the server where it did (see [`Positions`](crate::store::Positions)):
 //!    who was stopped for long and wakes up has done no harm.
 //! 5. Where nobody knows what was missed, it **begins anew**: no position is saved, the database does not have it any
-//!    more, or the rules are others than those it was saved by. Then the log is opened at its end, every namespace with a rule is
-//!    cleared, and that end is saved; in this order.
+//!    more, or the rules are others than those it was saved by. Then it is saved that nobody knows, the log is opened at its end, every
+//!    namespace with a rule is cleared, and that end is saved; in this order.
 //!
 //! The record is a hash under `!cdc:` and the name, after the prefix of the URL, at the store of the first cache that is given.
 //! It has no end, and [`forget`](crate::store::Positions::forget) removes it.
