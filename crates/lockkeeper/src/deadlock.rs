@@ -93,6 +93,7 @@ impl fmt::Display for Wait {
 /// A store that this process has open, and what it told last.
 struct Store {
     locks: Weak<Inner>,
+    place: Box<str>,
     sight: Arc<Sight>,
 }
 
@@ -102,11 +103,10 @@ static STORES: Mutex<Vec<Store>> = Mutex::new(Vec::new());
 pub(crate) fn register(store: &Arc<Inner>) {
     let mut stores = STORES.lock();
     stores.retain(|store| store.locks.strong_count() > 0);
-    let is_same = |other: &&Store| {
-        other.locks.upgrade().is_some_and(|other| other.backend.place() == store.backend.place())
-    };
-    let sight = stores.iter().find(is_same).map(|other| Arc::clone(&other.sight));
-    stores.push(Store { locks: Arc::downgrade(store), sight: sight.unwrap_or_default() });
+    let place = store.backend.place();
+    let other = stores.iter().find(|other| *other.place == *place);
+    let sight = other.map(|other| Arc::clone(&other.sight)).unwrap_or_default();
+    stores.push(Store { locks: Arc::downgrade(store), place: place.into(), sight });
 }
 
 /// All that are open; the last opened first.
