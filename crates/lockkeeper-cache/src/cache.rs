@@ -4,7 +4,7 @@ use std::fmt::{self, Display, Write as _};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use futures_util::future::{join, join_all};
+use futures_util::future::{BoxFuture, join, join_all};
 use lockkeeper::clock::Instant;
 use tokio::sync::Semaphore;
 use tokio::time::sleep;
@@ -153,8 +153,7 @@ where
         if let Some(value) = self.inner.first_value(key) {
             return Ok(value);
         }
-        // Apart, because moving a future of that size takes longer than a hit in the first level.
-        Ok(Box::pin(self.read_at_store(key, Freshness::Any)).await?.value)
+        Ok(self.boxed_read(key, Freshness::Any).await?.value)
     }
 
     /// The same, as new as that, and with what is known about it.
@@ -168,7 +167,19 @@ where
         if let Some(read) = self.inner.first_get(key, freshness) {
             return Ok(read);
         }
-        Box::pin(self.read_at_store(key, freshness)).await
+        self.boxed_read(key, freshness).await
+    }
+
+    /// Apart, because moving a future of that size, or room for it on the stack, takes longer than a hit in the first
+    /// level.
+    #[cold]
+    #[inline(never)]
+    fn boxed_read<'a>(
+        &'a self,
+        key: &'a K,
+        freshness: Freshness,
+    ) -> BoxFuture<'a, Result<Read<V>>> {
+        Box::pin(self.read_at_store(key, freshness))
     }
 
     /// The values under many keys, in their order. Those that are cached take one round trip together; the others are

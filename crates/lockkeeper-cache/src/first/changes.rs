@@ -45,6 +45,7 @@ impl Watch {
     }
 
     /// The time in nanoseconds, by a clock that is cheap to ask: it may be late by its tick.
+    #[inline]
     pub fn now() -> u64 {
         let now = clock_gettime(ClockId::MonotonicCoarse);
         let secs = u64::try_from(now.tv_sec).unwrap_or(0);
@@ -93,6 +94,7 @@ impl Watch {
     }
 
     /// Whether nothing has changed since that mark, as far as must be known now, and it is not over.
+    #[inline]
     pub(crate) fn holds(&self, mark: Mark, ends: u64) -> bool {
         // In this order: who sees how far it is known must see what is known.
         let until = self.good_until.load(Ordering::SeqCst).min(ends);
@@ -107,6 +109,7 @@ impl Watch {
         self.generation(mark.place).load(Ordering::SeqCst) == mark.generation && Self::now() < until
     }
 
+    #[inline]
     fn generation(&self, place: u16) -> &AtomicU32 {
         &self.generations[usize::from(place)]
     }

@@ -1,5 +1,6 @@
 //! A count that costs next to nothing: each thread has a place of its own, which nobody else writes to.
 
+use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
@@ -24,8 +25,27 @@ struct Seat(usize);
 /// Seats that are free again, and how many were ever given.
 static FREE: Mutex<(Vec<usize>, usize)> = Mutex::new((Vec::new(), 0));
 
+/// Not known yet.
+const NONE: usize = usize::MAX;
+
 thread_local! {
+    /// What [`SEAT`] says, without looking whether it was asked before.
+    static NUMBER: Cell<usize> = const { Cell::new(NONE) };
     static SEAT: Seat = Seat::take();
+}
+
+/// The seat of this thread; one that nobody has where the thread is about to end.
+#[inline]
+fn seat() -> usize {
+    let number = NUMBER.get();
+    if number == NONE { first_seat() } else { number }
+}
+
+#[cold]
+fn first_seat() -> usize {
+    let seat = SEAT.try_with(|seat| seat.0).unwrap_or(SEATS);
+    NUMBER.set(seat);
+    seat
 }
 
 impl Seat {
@@ -42,6 +62,8 @@ impl Seat {
 
 impl Drop for Seat {
     fn drop(&mut self) {
+        // What is counted from now on, in the end of other values of this thread, has no place of its own.
+        NUMBER.set(SEATS);
         if self.0 < SEATS {
             FREE.lock().0.push(self.0);
         }
@@ -55,8 +77,7 @@ impl Count {
 
     #[inline]
     pub(super) fn add(&self) {
-        let place = SEAT.try_with(|seat| self.own.get(seat.0)).ok().flatten();
-        match place {
+        match self.own.get(seat()) {
             // Two steps, and nothing is lost: nobody else writes here.
             Some(Place(count)) => {
                 count.store(count.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
