@@ -9,8 +9,8 @@
 //!   each to [`Database::store`]. Then it [tells the cache](Tell), and only then takes the write out of the queue. Who applies
 //!   holds the lock `through:<name>` if there are [`locks`](Builder::locks), and else a right in the queue, for as long as the
 //!   [lease](crate::Builder::lease) of the cache.
-//! - What the database fails at is tried again, later and later, and holds up its key alone; when 64 keys are held up, no others
-//!   are begun.
+//! - What the database fails at is tried again, later and later, and holds up its key alone: of the eight writes that are given to
+//!   the database at a time, no more than four have failed before. When 64 keys are held up, no others are begun.
 //! - What the database will never take becomes a [`Letter`], and the later writes of its key go on: [`Rejected`] by the database,
 //!   one at which the database panics, one that cannot be decoded; and what has failed [so often](Builder::attempts), if that is
 //!   wanted. Letters are [listed](Through::letters), [retried](Through::retry) and [discarded](Through::discard).
@@ -38,6 +38,10 @@
 //!
 //! *An unknown outcome*: after [`Error::Commit`] the write may be in the queue, or come there later. Write it again
 //! [with the same id](Through::write_as) before the next write of the key.
+//!
+//! *Many rows that begin to hang at once*: whether a write hangs is known when its first attempt has ended. Until then thirty keys
+//! hold up those behind them, for up to eight times the [time](crate::Builder::timeout) that the database has; once for each
+//! consumer that begins. Let the database give up sooner (`lock_timeout`).
 //!
 //! *A letter that is retried* becomes the last write of its key, after those that came meanwhile. One that was buried after an attempt
 //! without an answer, or by a consumer that was paused, may have been applied as well.
@@ -318,9 +322,9 @@ where
         self.write_as(&format!("{:?}", Ticket::new()), key, value).await
     }
 
-    /// The same, with an id that no other write has. A write with an id that is in the queue, or was lately, is not written again,
-    /// whatever its key and value are: after [`Error::Commit`], or in another process, the same may be written again until it
-    /// is known how it ended.
+    /// The same, with an id that no other write has. A write with an id that is in the queue, however long, or was
+    /// [lately](Queue::append), is not written again, whatever its key and value are: after [`Error::Commit`], or in another
+    /// process, the same may be written again until it is known how it ended.
     ///
     /// # Errors
     ///

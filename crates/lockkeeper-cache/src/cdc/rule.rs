@@ -37,7 +37,8 @@ use crate::error::{Error, Result};
 ///   Rust.
 ///
 /// A column of a key that is `NULL`: the row has no key. A column that the log does not have: nobody knows the key, and the whole
-/// namespace is cleared.
+/// namespace is cleared. So it is for a key of more than 64 KiB, and for more than 16 MiB of keys in one batch, unless the cache
+/// [takes none](crate::Builder::max_key) that long.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rule {
     table: TableName,

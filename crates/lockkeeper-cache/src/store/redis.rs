@@ -45,7 +45,8 @@ scripts! {
     APPLIED = lua!("invalidate_one.lua"), lua!("applied.lua");
     BEGIN = lua!("begin.lua");
     CLAIM = lua!("claim.lua");
-    BURY = lua!("bury.lua");
+    BURY = lua!("remember.lua"), lua!("bury.lua");
+    DEQUEUE = lua!("remember.lua"), lua!("dequeue.lua");
     ENQUEUE = lua!("enqueue.lua");
     FATE = lua!("fate.lua");
     FILL = lua!("fill.lua");
@@ -61,7 +62,7 @@ scripts! {
     SCHEDULE = lua!("schedule.lua");
     SETTLE = lua!("invalidate_one.lua"), lua!("settle.lua");
     TAG = lua!("tag.lua");
-    UNBURY = lua!("unbury.lua");
+    UNBURY = lua!("remember.lua"), lua!("unbury.lua");
     UPDATE = lua!("invalidate_one.lua"), lua!("update.lua");
 }
 

@@ -12,7 +12,7 @@ use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
-use super::lanes::{Job, Lanes, PAGE, PAUSES};
+use super::lanes::{Job, KEYS, Lanes, PAGE, PAUSES};
 use super::queue::Queued;
 use super::{Rejected, Shared, Tell};
 use crate::entry::Ticket;
@@ -20,9 +20,6 @@ use crate::error::BoxError;
 use crate::freshness::Freshness;
 use crate::load::message;
 use crate::turn::{Right, in_turn};
-
-/// So many keys are written at a time.
-const KEYS: usize = 8;
 
 /// Between two looks at the queue.
 const LOOK: Duration = Duration::from_millis(50);
@@ -145,8 +142,8 @@ async fn lead<K, V>(
     loop {
         let now = Instant::now();
         ending |= turn_ends.is_some_and(|end| end <= now);
-        if !ending && (lanes.wants_more() || (look <= now && lanes.has_room())) {
-            look = now + read(shared, &mut lanes).await;
+        if !ending && (lanes.wants_more() || look <= now) {
+            look = now + if lanes.has_room() { read(shared, &mut lanes).await } else { LOOK };
         }
         while !ending
             && tasks.len() < KEYS
@@ -161,7 +158,9 @@ async fn lead<K, V>(
         if tasks.is_empty() && (ending || turn_ends.is_some()) {
             break;
         }
-        let wake = [lanes.wake_at(), turn_ends].into_iter().flatten().fold(look, Instant::min);
+        // Without a place nothing is tried again, and one is free only when a task ends.
+        let again = lanes.wake_at().filter(|_| tasks.len() < KEYS);
+        let wake = [again, turn_ends].into_iter().flatten().fold(look, Instant::min);
         tokio::select! {
             Some(joined) = tasks.join_next() => match joined {
                 Ok((job, Outcome::Done)) => {
@@ -251,7 +250,7 @@ where
         if !self.tell(&key, &name, version).await {
             return Outcome::Failed;
         }
-        match self.queue.done(order).await {
+        match self.queue.done(&job.queued).await {
             Ok(()) => {
                 self.counters.applied.add();
                 Outcome::Done
@@ -319,7 +318,7 @@ where
     async fn bury(&self, job: &Job, why: &str) -> Outcome {
         let order = job.queued.order;
         let end = why.floor_char_boundary(WHY);
-        match self.queue.bury(order, &why[..end], job.attempt).await {
+        match self.queue.bury(&job.queued, &why[..end], job.attempt).await {
             Ok(true) => {
                 self.counters.buried.add();
                 tracing::error!(%order, why, "a write is given up: it is among the letters");

@@ -17,6 +17,12 @@ const WINDOW: usize = 1600;
 /// So many of them of one key.
 const LANE: usize = 16;
 
+/// So many keys are written at a time.
+pub(super) const KEYS: usize = 8;
+
+/// So many of them, at most, have failed before: each may hang, and others are to go on.
+const AGAIN: usize = KEYS / 2;
+
 /// So many keys may fail before no others are begun.
 const STUCK: usize = 64;
 
@@ -47,6 +53,8 @@ pub(super) struct Lanes {
     failing: HashSet<Arc<str>>,
     /// Keys whose first write has failed, whether it is being tried or not.
     stuck: usize,
+    /// So many of those are being tried.
+    again: usize,
     known: HashSet<Order>,
     /// Everything up to here has been read.
     read: Option<Order>,
@@ -113,12 +121,14 @@ impl Lanes {
         }
     }
 
-    /// What to apply now: what has waited after a failure, or else a key that comes new.
+    /// What to apply now: what has waited for longest after a failure, unless as many of these are being tried as may; or else a
+    /// key that comes new.
     pub(super) fn next(&mut self, now: Instant) -> Option<Job> {
-        let due = |key: &&Arc<str>| self.lanes[*key].again.is_some_and(|again| again <= now);
-        let key = match self.failing.iter().find(due).cloned() {
-            Some(key) => {
+        let key = match self.first_failed().filter(|(again, _)| *again <= now) {
+            Some((_, key)) => {
+                let key = Arc::clone(key);
                 self.failing.remove(&key);
+                self.again += 1;
                 key
             }
             None if self.stuck < STUCK => self.ready.pop_front()?,
@@ -129,8 +139,16 @@ impl Lanes {
         Some(Job { attempt: lane.failures + 1, key, queued })
     }
 
+    /// What has failed and is to be tried before all others of that kind, and when. Nothing: there is no such thing, or as many are
+    /// being tried as may.
+    fn first_failed(&self) -> Option<(Instant, &Arc<str>)> {
+        let failing = self.failing.iter().filter(|_| self.again < AGAIN);
+        failing.filter_map(|key| Some((self.lanes[key].again?, key))).min()
+    }
+
     /// It is neither in the queue any more nor to be applied.
     pub(super) fn done(&mut self, job: &Job) {
+        self.again -= usize::from(job.attempt > 1);
         let Some(lane) = self.lanes.get_mut(&job.key) else { return };
         lane.waiting.pop_front();
         self.known.remove(&job.queued.order);
@@ -149,6 +167,7 @@ impl Lanes {
 
     /// It is to be tried again, and those of its key wait.
     pub(super) fn failed(&mut self, job: &Job, now: Instant) {
+        self.again -= usize::from(job.attempt > 1);
         let Some(lane) = self.lanes.get_mut(&job.key) else { return };
         self.stuck += usize::from(lane.failures == 0);
         let pause = PAUSES.0 * 2_u32.saturating_pow(lane.failures.min(16));
@@ -157,9 +176,9 @@ impl Lanes {
         self.failing.insert(Arc::clone(&job.key));
     }
 
-    /// When something that has failed is to be tried again.
+    /// When something that has failed is to be tried again, if that may be.
     pub(super) fn wake_at(&self) -> Option<Instant> {
-        self.failing.iter().filter_map(|key| self.lanes[key].again).min()
+        self.first_failed().map(|(again, _)| again)
     }
 }
 
@@ -267,5 +286,46 @@ mod tests {
         lanes.done(&one);
         let rest: Vec<Job> = std::iter::from_fn(|| lanes.next(later)).collect();
         assert_eq!(rest.iter().filter(|job| job.attempt == 1).count(), 5);
+    }
+
+    #[test]
+    fn keys_that_hang_leave_places_for_others_and_have_their_turns() {
+        let (mut lanes, now) = (Lanes::default(), Instant::now());
+        let keys: Vec<String> = (0..30).map(|key| key.to_string()).collect();
+        lanes.take(keys.iter().zip(1..).map(|(key, seq)| queued(key, seq)).collect());
+        for _ in &keys {
+            let job = lanes.next(now).unwrap();
+            lanes.failed(&job, now);
+        }
+        // Each of them may be tried again, and hangs.
+        let mut at = now + PAUSES.1;
+        let mut busy: VecDeque<Job> = std::iter::from_fn(|| lanes.next(at)).take(KEYS).collect();
+        assert_eq!(busy.len(), KEYS / 2);
+        assert_eq!(lanes.wake_at(), None, "there is no place to wake up for");
+        lanes.take(vec![queued("a", 31), queued("a", 32)]);
+        for seq_of_it in [31, 32] {
+            let job = lanes.next(at).unwrap();
+            assert_eq!((seq(&job), job.attempt), (seq_of_it, 1));
+            lanes.done(&job);
+        }
+        let mut tried: HashSet<Arc<str>> = busy.iter().map(|job| Arc::clone(&job.key)).collect();
+        for _ in busy.len()..keys.len() {
+            at += PAUSES.1;
+            let job = busy.pop_front().unwrap();
+            lanes.failed(&job, at);
+            let next = lanes.next(at).unwrap();
+            tried.insert(Arc::clone(&next.key));
+            busy.push_back(next);
+        }
+        assert_eq!(tried.len(), keys.len(), "some wait for ever");
+        for job in busy {
+            lanes.done(&job);
+        }
+        assert_eq!(lanes.stuck, keys.len() - KEYS / 2);
+        assert_eq!(
+            std::iter::from_fn(|| lanes.next(at)).count(),
+            KEYS / 2,
+            "their places are free"
+        );
     }
 }

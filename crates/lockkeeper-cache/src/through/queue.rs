@@ -31,6 +31,13 @@ pub struct Queued {
     pub message: Option<Message>,
 }
 
+impl Queued {
+    /// Which attempt at writing it is, if that can be read.
+    pub fn id(&self) -> Option<&str> {
+        self.message.as_ref().map(|message| message.id.as_str())
+    }
+}
+
 /// A write that the database will not take.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Letter {
@@ -91,8 +98,8 @@ pub trait Queue: Debug + Send + Sync {
     /// What it is called; no two have the same name at one place.
     fn name(&self) -> &str;
 
-    /// Appends a write, and returns its place when it is durable. `None`: as many wait as may. A message with an id that was
-    /// appended lately is not appended again: the place of the first is returned.
+    /// Appends a write, and returns its place when it is durable. `None`: as many wait as may. A message with an id that waits,
+    /// however long it has, or that did lately, is not appended again: the place of the first is returned.
     ///
     /// An order is larger than all that were returned before, also those of writes that are gone since.
     async fn append(&self, message: &Message) -> Result<Option<Order>>;
@@ -101,11 +108,11 @@ pub trait Queue: Debug + Send + Sync {
     async fn read(&self, after: Option<Order>, most: usize) -> Result<Vec<Queued>>;
 
     /// The database has this one. One that is gone does not matter.
-    async fn done(&self, order: Order) -> Result<()>;
+    async fn done(&self, queued: &Queued) -> Result<()>;
 
     /// Makes a [`Letter`] of one that waits; one that is gone does not matter. `false`: there are as many letters as there may be,
     /// and it still waits.
-    async fn bury(&self, order: Order, why: &str, attempts: u32) -> Result<bool>;
+    async fn bury(&self, queued: &Queued, why: &str, attempts: u32) -> Result<bool>;
 
     /// What became of a write.
     async fn fate(&self, order: Order) -> Result<Fate>;

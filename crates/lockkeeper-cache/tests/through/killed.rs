@@ -8,6 +8,7 @@ use lockkeeper::clock::Instant;
 use lockkeeper_cache::Error;
 use testkit::database::System;
 use testkit::random::Random;
+use testkit::resp::Raw;
 use testkit::server;
 use testkit::wait::within;
 use tokio::time::sleep;
@@ -129,4 +130,7 @@ async fn killed(system: System) {
         assert_eq!(read.value.as_deref(), Some(&last));
     }
     assert_eq!(through.backlog().await.unwrap().letters, 0);
+    // Whoever was killed, wherever: of all that is in the queue's place only the queue has no end.
+    let raw = Raw::connect(redis_server.address()).await;
+    assert_eq!(raw.immortal().await, ["{t}!queue"]);
 }

@@ -4,6 +4,8 @@
 
 mod consumers;
 mod fake;
+mod hanging;
+mod ids;
 mod killed;
 mod late;
 mod letters;

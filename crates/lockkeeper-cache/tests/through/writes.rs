@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use lockkeeper_cache::through::{RedisQueue, Through};
+use lockkeeper_cache::through::{RedisQueue, Retried, Through};
 use lockkeeper_cache::{Error, Redis};
 use testkit::nodes::Cluster;
 use testkit::proxy::Proxy;
@@ -136,19 +136,6 @@ async fn after_no_answer_the_same_may_be_written_again() {
 }
 
 #[tokio::test]
-async fn an_id_is_forgotten_after_its_time() {
-    let server = server::redis(&[]).await;
-    let queue = queue(&url(&server)).await.remember(Duration::from_millis(50));
-    let (fake, near) = (Fake::default(), url(&server));
-    let cache = cache(&near).await.build(fake.clone()).unwrap();
-    let through = Through::builder(queue, cache, fake.clone()).build();
-    let raw = Raw::connect(server.address()).await;
-    let first = through.write_as("id", &1, None).await.unwrap();
-    eventually("it is forgotten", async || !raw.exists("{t}!queue!id:id").await).await;
-    assert!(through.write_as("id", &1, None).await.unwrap().order > first.order);
-}
-
-#[tokio::test]
 async fn what_waits_is_there_after_a_restart() {
     let mut server = server::redis(&["--appendonly", "yes", "--appendfsync", "always"]).await;
     let fake = Fake::default();
@@ -196,15 +183,19 @@ async fn in_a_cluster_all_keys_of_a_queue_are_in_one_place() {
     let cache = lockkeeper_cache::Cache::builder(store).build(fake.clone()).unwrap();
     let through = Through::builder(queue(&near).await, cache, fake.clone()).build();
     fake.is(7, Fault::Rejects);
+    fake.is(8, Fault::Rejects);
     let consumer = through.consume();
     for id in 0..50 {
         let _ = write(&through, id, "x").await;
     }
     drain(&through).await;
-    assert!((0..50).all(|id| id == 7 || fake.get(id).as_deref() == Some("x")));
+    assert!((0..50).all(|id| id == 7 || id == 8 || fake.get(id).as_deref() == Some("x")));
     let letters = through.letters(None, 10).await.unwrap();
-    assert_eq!(letters.len(), 1);
+    assert_eq!(letters.len(), 2);
     assert!(through.discard(letters[0].id).await.unwrap());
+    let Retried::Waits(_) = through.retry(letters[1].id).await.unwrap() else { panic!("gone") };
+    drain(&through).await;
+    assert_eq!(through.letters(None, 10).await.unwrap().len(), 1);
     consumer.stop().await;
 }
 

@@ -11,6 +11,13 @@ use crate::cdc::{Change, Rule, TableName, Wanted};
 use crate::hash::hash;
 use crate::transaction::Touched;
 
+/// A longer key, in bytes, is sent to no cache: its namespace is cleared. So long ones are no keys that anybody chose, and a server
+/// that refuses what is too much for it would refuse it each time.
+const LONG_KEY: usize = 64 * 1024;
+
+/// Nor are keys that have more bytes together, for one cache and one batch: they would not be there in time.
+const MANY_BYTES: usize = 16 * 1024 * 1024;
+
 /// All rules of a follower, and the caches that they are about.
 #[derive(Default)]
 pub(super) struct Rules {
@@ -45,6 +52,8 @@ pub(super) struct Plan {
 pub(super) struct Work {
     pub(super) all: bool,
     pub(super) keys: IndexSet<Touched>,
+    /// How long the keys are together.
+    bytes: usize,
 }
 
 /// A key to read again: by which rule, and its text.
@@ -153,13 +162,22 @@ impl Rules {
 
     fn touch(&self, plan: &mut Plan, target: usize, touched: Touched, rule: usize) {
         // The cache refuses longer ones, so it does not have them.
-        if touched.key.len() > self.targets[target].max_key() {
+        let (length, work) = (touched.key.len(), &mut plan.work[target]);
+        if length > self.targets[target].max_key() {
+            return;
+        }
+        if length > LONG_KEY || length > MANY_BYTES.saturating_sub(work.bytes) {
+            let namespace = self.targets[target].namespace();
+            tracing::debug!(namespace, length, "keys are too long: it is cleared");
+            work.all = true;
             return;
         }
         if self.load(rule).is_some() {
             plan.loads.insert((rule, touched.key.clone()));
         }
-        plan.work[target].keys.insert(touched);
+        if work.keys.insert(touched) {
+            work.bytes += length;
+        }
     }
 }
 
@@ -243,6 +261,33 @@ mod tests {
         assert_eq!(work(&rules.plan(vec![truncated])), [(false, vec![]), (true, vec![])]);
         let everything = Change::Everything { why: "a test" };
         assert_eq!(work(&rules.plan(vec![everything])), [(true, vec![]), (true, vec![])]);
+    }
+
+    #[test]
+    fn enormous_keys_are_the_whole_namespace() {
+        let builder = Cache::builder(Memory::new()).namespace("page").max_key(usize::MAX);
+        let pages = builder.build(async |key: String| Ok::<_, Error>(Loaded::found(key))).unwrap();
+        let mut rules = Rules::default();
+        let load = target::load(&pages);
+        rules.add(Rule::new("s.pages", "{url}").unwrap(), Arc::new(pages), Some(load));
+        let page = |length: usize, number: usize| {
+            row("pages", &[("url", &format!("{}{number:04}", "x".repeat(length - 4)))])
+        };
+        let lengths = |plan: &Plan| {
+            let work = &plan.work[0];
+            (work.all, work.keys.iter().map(|key| key.key.len()).collect::<Vec<_>>())
+        };
+        let plan = rules.plan(vec![page(LONG_KEY, 1), page(LONG_KEY, 1), page(4, 7)]);
+        assert_eq!(lengths(&plan), (false, vec![LONG_KEY, 4]));
+        let plan = rules.plan(vec![page(4, 7), page(LONG_KEY + 1, 1), page(4, 8)]);
+        assert_eq!(lengths(&plan), (true, vec![4, 4]));
+        assert_eq!(plan.loads.len(), 2);
+        // Nor are many long ones sent at once.
+        let many = MANY_BYTES / LONG_KEY;
+        let all =
+            |many: usize| rules.plan((0..many).map(|number| page(LONG_KEY, number)).collect());
+        assert_eq!(lengths(&all(many)), (false, vec![LONG_KEY; many]));
+        assert_eq!(lengths(&all(many + 2)), (true, vec![LONG_KEY; many]));
     }
 
     #[test]

@@ -5,10 +5,10 @@ use std::str::from_utf8;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use redis::Value as Reply;
+use redis::{Script, Value as Reply};
 
 use super::changes::{Listed, id, order};
-use super::{BURY, ENQUEUE, FATE, Redis, Result, UNBURY, failed, millis, strange, text};
+use super::{BURY, DEQUEUE, ENQUEUE, FATE, Redis, Result, UNBURY, failed, millis, strange, text};
 use crate::database::Order;
 use crate::entry::Ticket;
 use crate::error::{Error, Result as Outcome};
@@ -20,7 +20,8 @@ use crate::through::{Backlog, Fate, Letter, Message, Queue, Queued, Retried};
 /// # How it works
 ///
 /// What waits is a stream, its ids are the orders. What is buried is another one. The id of a write is a key of its own that
-/// ends by itself. All are in one slot of a cluster, and each step is one script.
+/// ends by itself, and while it waits it is in a hash as well, which has no end. All are in one slot of a cluster, and each step is
+/// one script: whoever dies leaves nothing half done.
 ///
 /// # What it promises
 ///
@@ -29,8 +30,8 @@ use crate::through::{Backlog, Fate, Letter, Message, Queue, Queued, Retried};
 ///
 /// # Cost
 ///
-/// One round trip for each call. For each write about 150 bytes besides its key and value while it waits, and about 150 for its id
-/// for as long as that is [remembered](Self::remember).
+/// One round trip for each call; two to retry or discard a letter. For each write about 250 bytes besides its key and value while it
+/// waits, and about 150 for its id for as long as that is [remembered](Self::remember).
 pub struct RedisQueue {
     redis: Redis,
     name: String,
@@ -72,15 +73,42 @@ impl RedisQueue {
         Self { letters, ..self }
     }
 
-    /// For so long the id of a write is known, and the same write is not appended again. Default 10 min; at least a millisecond.
+    /// For so long the id of a write is known after it was applied, or became a letter, or that was discarded: the same write is not
+    /// appended again. While it waits it is known, however long that takes. Default 10 min; at least a millisecond. All
+    /// processes should say the same.
     #[must_use]
     pub fn remember(self, time: Duration) -> Self {
         Self { remember: time.max(Duration::from_millis(1)), ..self }
     }
 
-    /// The keys of the queue, its letters, and which writes are letters.
-    fn keys(&self) -> [String; 3] {
-        ["", "!letters", "!buried"].map(|part| self.redis.key(&format!("{}{part}", self.log)))
+    /// The keys of the queue, its letters, which writes are letters, and which ids wait.
+    fn keys(&self) -> [String; 4] {
+        let parts = ["", "!letters", "!buried", "!waiting"];
+        parts.map(|part| self.redis.key(&format!("{}{part}", self.log)))
+    }
+
+    /// Where it is remembered that there was a write with this id.
+    fn id_key(&self, id: &str) -> String {
+        self.redis.key(&format!("{}!id:{id}", self.log))
+    }
+
+    fn remembered(&self) -> Vec<u8> {
+        text(millis(self.remember))
+    }
+
+    /// Runs a step in which a write with this id goes from one place to another: the id is the last key and the last argument. What
+    /// others have put there may have none.
+    async fn step(
+        &self,
+        script: &Script,
+        keys: &[String],
+        args: &[&[u8]],
+        id: Option<&str>,
+    ) -> Result<Vec<Reply>> {
+        let key = id.map(|id| self.id_key(id));
+        let keys: Vec<&str> = keys.iter().chain(&key).map(String::as_str).collect();
+        let args: Vec<&[u8]> = args.iter().copied().chain(id.map(str::as_bytes)).collect();
+        self.redis.run(script, &keys, &args).await
     }
 
     async fn count(&self, key: &str) -> Result<usize> {
@@ -94,9 +122,12 @@ impl RedisQueue {
     }
 
     async fn unbury(&self, letter: Order, most: &[u8]) -> Result<Vec<Reply>> {
-        let keys = self.keys();
-        let keys = keys.each_ref().map(String::as_str);
-        self.redis.run(&UNBURY, &keys, &[id(letter).as_bytes(), most]).await
+        let (at, letters) = (id(letter), format!("{}!letters", self.log));
+        // What a letter says never changes.
+        let found = self.redis.list(&letters, "XRANGE", [&at, &at], 1).await?;
+        let Some((_, fields)) = found.first() else { return Ok(vec![Reply::Nil]) };
+        let args = [at.as_bytes(), most, &self.remembered()];
+        self.step(&UNBURY, &self.keys(), &args, word(fields, "id")).await
     }
 }
 
@@ -148,9 +179,8 @@ impl Queue for RedisQueue {
 
     async fn append(&self, message: &Message) -> Result<Option<Order>> {
         let Message { id, key, schema, value } = message;
-        let keys = [self.redis.key(&self.log), self.redis.key(&format!("{}!id:{id}", self.log))];
-        let keys = keys.each_ref().map(String::as_str);
-        let (bound, time) = (self.bound.to_string(), text(millis(self.remember)));
+        let ([queue, _, _, waiting], known) = (self.keys(), self.id_key(id));
+        let (bound, time) = (self.bound.to_string(), self.remembered());
         let schema = schema.to_string();
         let mut args: Vec<&[u8]> = vec![bound.as_bytes(), &time];
         args.extend([&b"id"[..], id.as_bytes(), b"key", key.as_bytes()]);
@@ -158,7 +188,7 @@ impl Queue for RedisQueue {
         if let Some(value) = value {
             args.extend([b"value", value.as_slice()]);
         }
-        let reply = self.redis.run(&ENQUEUE, &keys, &args).await?;
+        let reply = self.redis.run(&ENQUEUE, &[&queue, &waiting, &known], &args).await?;
         match &reply[..] {
             [_] => Ok(None),
             [_, Reply::BulkString(at)] => place(&reply, at).map(Some),
@@ -174,23 +204,23 @@ impl Queue for RedisQueue {
         queued.collect::<Option<_>>().ok_or_else(|| strange(&[]))
     }
 
-    async fn done(&self, order: Order) -> Result<()> {
-        let (log, mut delete) = (self.redis.key(&self.log), redis::cmd("XDEL"));
-        let deleted = self.redis.servers.query(&log, delete.arg(&log).arg(id(order))).await;
-        deleted.map(|_: u64| ()).map_err(failed)
+    async fn done(&self, queued: &Queued) -> Result<()> {
+        let ([queue, _, _, waiting], at) = (self.keys(), id(queued.order));
+        let args = [at.as_bytes(), &self.remembered()];
+        self.step(&DEQUEUE, &[queue, waiting], &args, queued.id()).await.map(|_| ())
     }
 
-    async fn bury(&self, order: Order, why: &str, attempts: u32) -> Result<bool> {
-        let (keys, id) = (self.keys(), id(order));
-        let keys = keys.each_ref().map(String::as_str);
-        let (most, attempts) = (self.letters.to_string(), attempts.to_string());
-        let args = [id.as_bytes(), most.as_bytes(), why.as_bytes(), attempts.as_bytes()];
-        let reply = self.redis.run(&BURY, &keys, &args).await?;
+    async fn bury(&self, queued: &Queued, why: &str, attempts: u32) -> Result<bool> {
+        let (at, most, attempts) =
+            (id(queued.order), self.letters.to_string(), attempts.to_string());
+        let (most, attempts) = (most.as_bytes(), attempts.as_bytes());
+        let args = [at.as_bytes(), most, why.as_bytes(), attempts, &self.remembered()];
+        let reply = self.step(&BURY, &self.keys(), &args, queued.id()).await?;
         Ok(matches!(reply[..], [_, Reply::Int(1)]))
     }
 
     async fn fate(&self, order: Order) -> Result<Fate> {
-        let [queue, _, buried] = self.keys();
+        let [queue, _, buried, _] = self.keys();
         let reply = self.redis.run(&FATE, &[&queue, &buried], &[id(order).as_bytes()]).await?;
         match reply[..] {
             [_, Reply::Int(0)] => Ok(Fate::Waits),
@@ -221,7 +251,7 @@ impl Queue for RedisQueue {
     }
 
     async fn backlog(&self) -> Result<Backlog> {
-        let [queue, letters, _] = self.keys();
+        let [queue, letters, ..] = self.keys();
         let counts = (self.count(&queue), self.count(&letters), self.page(&self.log, None, 1));
         let (pending, letters, first) = tokio::join!(counts.0, counts.1, counts.2);
         let first = first?.first().and_then(|(id, _)| order(id));
