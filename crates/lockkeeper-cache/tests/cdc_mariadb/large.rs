@@ -3,6 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::task::spawn_blocking;
+use tokio::time::{interval, timeout};
+
 use crate::reader::{Place, start, text};
 
 fn resident() -> u64 {
@@ -59,6 +62,47 @@ async fn a_large_transaction_comes_in_pieces() {
     assert!(largest < 5_000, "{largest}");
     assert!(most < 64 << 20, "{most}");
     assert!(took < Duration::from_secs(120));
+}
+
+/// It waits for a replica that never comes, with much of it still to be read.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn memory_does_not_grow_while_a_commit_is_waited_for() {
+    let database = start(&[
+        "--innodb-log-file-size=256M",
+        "--rpl-semi-sync-master-wait-point=AFTER_SYNC",
+        "--rpl-semi-sync-master-timeout=4000",
+    ])
+    .await;
+    let sql = "CREATE TABLE t (id INT PRIMARY KEY, b LONGBLOB)";
+    let place = Place::new(Arc::new(database), &["t id"], sql);
+    let mut reader = place.open(None).await;
+    place.sql("SET GLOBAL rpl_semi_sync_master_enabled = 1");
+    let (database, schema) = (Arc::clone(&place.database), place.schema.clone());
+    let writer = spawn_blocking(move || {
+        database
+            .operator(&schema, "INSERT INTO t SELECT seq, REPEAT('x', 1000000) FROM seq_1_to_200");
+    });
+    let (mut count, mut most, mut held) = (0, 0, false);
+    let before = resident();
+    let mut look = interval(Duration::from_millis(20));
+    while count < 200 {
+        let next = reader.next();
+        tokio::pin!(next);
+        let batch = loop {
+            tokio::select! {
+                batch = &mut next => break batch,
+                _ = look.tick() => {
+                    most = most.max(resident().saturating_sub(before));
+                    held |= !writer.is_finished();
+                }
+            }
+        };
+        count += batch.changes.len();
+    }
+    timeout(Duration::from_secs(60), writer).await.unwrap().unwrap();
+    eprintln!("{most} bytes more");
+    assert!(held, "nothing was waited for");
+    assert!(most < 64 << 20, "{most}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -78,23 +78,6 @@ async fn a_small_row_image_leaves_cells_missing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn cascades_tell_of_the_whole_table() {
-    let place = Place::shared(
-        &["t id", "c id"],
-        "CREATE TABLE t (id INT PRIMARY KEY); \
-         CREATE TABLE c (id INT PRIMARY KEY, t INT, FOREIGN KEY (t) REFERENCES t (id) ON DELETE CASCADE ON UPDATE CASCADE); \
-         INSERT INTO t VALUES (1), (2); INSERT INTO c VALUES (7, 1), (8, 2)",
-    )
-    .await;
-    assert_eq!(place.says("DELETE FROM t WHERE id = 1").await, ["t -1", "c *"]);
-    assert_eq!(place.says("UPDATE t SET id = 3 WHERE id = 2").await, ["t 2>3", "c *"]);
-    assert_eq!(
-        place.says("INSERT INTO t VALUES (5); INSERT INTO c VALUES (9, 5)").await,
-        ["t +5", "c +9"]
-    );
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nothing_is_missed_wherever_a_reader_stops() {
     let place = Place::shared(&["t id"], T).await;
     let mut position = place.open(None).await.position;

@@ -73,7 +73,12 @@ async fn rows_that_were_changed_by_statements_tell_of_everything() {
         &["t id"],
         &format!("{T}; CREATE TABLE other (id INT)"),
     );
-    for sql in ["UPDATE t SET name = 'z'", "INSERT INTO other VALUES (1)"] {
+    for sql in [
+        "UPDATE t SET name = 'z'",
+        "INSERT INTO other VALUES (1)",
+        "ANALYZE UPDATE t SET name = 'y'",
+        "ANALYZE FORMAT=JSON DELETE FROM t",
+    ] {
         assert_eq!(
             place.says(&format!("SET binlog_format = STATEMENT; {sql}")).await,
             ["*"],

@@ -3,14 +3,15 @@
 use std::time::Duration;
 
 use lockkeeper::Locks;
-use lockkeeper_cache::Redis;
 use lockkeeper_cache::cdc::{Rule, State};
+use lockkeeper_cache::{Cache, Error, Loaded, Memory, Redis};
 use testkit::nodes::{Sentinels, ask};
 use testkit::proxy::Proxy;
 use testkit::server;
 use testkit::wait::{eventually, soon};
+use tokio::time::sleep;
 
-use crate::world::{NAME, Shop, World, within};
+use crate::world::{NAME, Point, Shop, World, within};
 
 #[tokio::test]
 async fn what_is_written_while_the_server_is_away_is_invalidated_when_it_is_back() {
@@ -107,4 +108,27 @@ async fn a_source_that_panics_is_tried_again() {
     shop.world.panics(false);
     shop.world.caught_up(&follower).await;
     assert_eq!((shop.number(1).await, follower.status().resets), (2, 1));
+}
+
+/// It may have to go through much of it.
+#[tokio::test(start_paused = true)]
+async fn a_database_may_take_minutes_to_open_its_log() {
+    let (world, locks) = (World::new(), Locks::memory());
+    let loader = |id: u64| async move { Ok::<_, Error>(Loaded::found(id)) };
+    let cache = Cache::builder(Memory::new()).namespace("user").build(loader).unwrap();
+    world.hold(Point::Open);
+    let follower = world.follow(&cache, &locks);
+    world.held().await;
+    sleep(Duration::from_secs(240)).await;
+    let status = follower.status();
+    assert_eq!((status.tenures, status.failures), (1, 0), "{status:?}");
+    let lock = locks.mutex(format!("cdc:{NAME}"));
+    assert!(lock.try_lock().await.unwrap().is_none(), "it is still its turn");
+    // But not for ever.
+    sleep(Duration::from_secs(61)).await;
+    let error = follower.status().last_error.unwrap();
+    assert!(error.what.starts_with("opening"), "{error:?}");
+    world.held().await;
+    soon("it ends", follower.stop()).await;
+    assert!(lock.try_lock().await.unwrap().is_some(), "it is free");
 }

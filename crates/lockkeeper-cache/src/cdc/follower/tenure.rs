@@ -38,6 +38,9 @@ const CLAIM: Duration = Duration::from_secs(1);
 /// The database answers within this time, whatever it is asked, or has failed.
 const LONGEST: Duration = Duration::from_secs(60);
 
+/// But for opening its log, which it may have to go through from an early place on.
+const OPENING: Duration = Duration::from_secs(300);
+
 /// Why it is over.
 #[derive(Debug)]
 pub(super) enum End {
@@ -173,7 +176,7 @@ impl<'a> Tenure<'a> {
 
     async fn open(&self, from: Option<&Position>) -> Result<Box<dyn Log>, LogError> {
         let Worker { source, wanted, .. } = self.worker;
-        within("opening", source.open(from, wanted)).await
+        within_time(OPENING, "opening", source.open(from, wanted)).await
     }
 
     /// Begins anew: nobody knows what has changed since.
@@ -372,9 +375,17 @@ async fn within<T>(
     what: &'static str,
     asking: impl Future<Output = Result<T, LogError>>,
 ) -> Result<T, LogError> {
-    match timeout(LONGEST, asking).await {
+    within_time(LONGEST, what, asking).await
+}
+
+async fn within_time<T>(
+    limit: Duration,
+    what: &'static str,
+    asking: impl Future<Output = Result<T, LogError>>,
+) -> Result<T, LogError> {
+    match timeout(limit, asking).await {
         Ok(answer) => answer,
-        Err(_) => Err(LogError::Failed(format!("{what}: no answer within {LONGEST:?}").into())),
+        Err(_) => Err(LogError::Failed(format!("{what}: no answer within {limit:?}").into())),
     }
 }
 

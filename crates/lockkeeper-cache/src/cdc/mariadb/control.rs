@@ -5,18 +5,23 @@ use std::fmt;
 use std::time::Duration;
 
 use mysql_async::prelude::{FromRow, Queryable, StatementLike};
-use mysql_async::{Conn, Opts, Params, Row, Value};
+use mysql_async::{Conn, Opts, OptsBuilder, Params, Row, Value};
 use tokio::time::timeout;
 
 use super::charset::{Charset, Charsets};
 use super::event::Xid;
-use super::gtid::{File, Gtids, Place};
+use super::gtid::{File, Gtids, Place, extend};
 use crate::cdc::LogError;
 
 /// No answer takes longer.
 const ANSWER: Duration = Duration::from_secs(10);
-/// The server reads a file of its log for this one.
+/// The server reads a file of its log from its beginning for this one.
 const LONG_ANSWER: Duration = Duration::from_secs(120);
+
+/// The largest packet that a server sends.
+const PACKET: usize = 1 << 30;
+/// A file of the log, or a place in it, is not there.
+const NO_SUCH_PLACE: u16 = 1220;
 
 /// What has been committed, and where the log ends.
 #[derive(Clone, Debug)]
@@ -37,6 +42,33 @@ pub(super) struct Identity {
     pub(super) server: u32,
     /// Names of tables are the same in capital letters.
     pub(super) fold: bool,
+}
+
+/// An event of a file.
+#[derive(Debug)]
+pub(super) struct Shown {
+    pub(super) end: u64,
+    pub(super) what: What,
+}
+
+#[derive(Debug)]
+pub(super) enum What {
+    Checkpoint(File),
+    Gtid,
+    Other,
+}
+
+impl Shown {
+    fn read(row: &Row) -> Option<Self> {
+        let (begin, end): (u64, u32) = (row.get_opt(1)?.ok()?, row.get_opt(4)?.ok()?);
+        let kind: String = row.get_opt(2)?.ok()?;
+        let what = match kind.as_str() {
+            "Binlog_checkpoint" => What::Checkpoint(File::new(&row.get_opt::<String, _>(5)?.ok()?)),
+            "Gtid" => What::Gtid,
+            _ => What::Other,
+        };
+        Some(Self { end: extend(begin, end), what })
+    }
 }
 
 pub(super) struct Control {
@@ -89,7 +121,8 @@ async fn in_time<T>(
 }
 
 pub(super) async fn connect(options: &Opts) -> Result<Conn, LogError> {
-    in_time(ANSWER, Conn::new(options.clone())).await
+    let options = OptsBuilder::from_opts(options.clone()).max_allowed_packet(Some(PACKET));
+    in_time(ANSWER, Conn::new(options)).await
 }
 
 impl Control {
@@ -207,27 +240,31 @@ impl Control {
         Ok(rows.into_iter().filter_map(file).collect())
     }
 
-    /// Checkpoints at the beginning of a file: where they end, and what they name. And where the first transaction begins.
-    pub(super) async fn checkpoints(
+    /// So many events of a file from there on, or fewer if it ends; `None` if it does not have that place. Nothing is committed while the
+    /// server reads them.
+    pub(super) async fn events(
         &mut self,
         file: &File,
-    ) -> Result<(Vec<(u64, File)>, Option<u64>), LogError> {
+        from: u64,
+        limit: usize,
+    ) -> Result<Option<Vec<Shown>>, LogError> {
         let name = file.name().replace('\\', "\\\\").replace('\'', "''");
-        let rows: Vec<Row> = self.rows(&format!("SHOW BINLOG EVENTS IN '{name}' LIMIT 64")).await?;
-        let event = |row: Row| {
-            let end: u64 = row.get_opt(4)?.ok()?;
-            let (kind, text): (String, String) = (row.get_opt(2)?.ok()?, row.get_opt(5)?.ok()?);
-            Some((end, kind, text))
-        };
-        let (mut checkpoints, mut first) = (Vec::new(), None);
-        for (end, kind, text) in rows.into_iter().filter_map(event) {
-            match kind.as_str() {
-                "Binlog_checkpoint" => checkpoints.push((end, File::new(&text))),
-                "Gtid" => first = first.or(Some(end)),
-                _ => {}
+        let sql = format!("SHOW BINLOG EVENTS IN '{name}' FROM {from} LIMIT {limit}");
+        let page = async {
+            let (mut rows, mut page) = (self.conn.query_iter(sql).await?, Vec::new());
+            // One at a time: some have the text of a statement.
+            while let Some(row) = rows.next().await? {
+                page.extend(Shown::read(&row));
             }
-        }
-        Ok((checkpoints, first))
+            Ok(page)
+        };
+        let page = async {
+            match page.await {
+                Err(mysql_async::Error::Server(error)) if error.code == NO_SUCH_PLACE => Ok(None),
+                page => page.map(Some),
+            }
+        };
+        in_time(ANSWER, page).await
     }
 
     /// Transactions that are prepared and not committed.

@@ -10,7 +10,7 @@
 //!
 //! So nothing in an old file counts as committed before a checkpoint says so, which the server writes when all of them are. An offset
 //! is not believed that is behind the end of its file, that is the end of the last transaction of the file before, or that is the end
-//! of a checkpoint; nor any before the last checkpoint of the file was read. Where nothing better comes, such an offset is
+//! of a checkpoint; nor any before the last checkpoint of the file is known (see [`Scan`](super::scan::Scan)). Where nothing better comes, such an offset is
 //! believed after a second in which nobody waits for a replica: a commit is on its way for no other reason, and not for so long.
 
 use std::time::Duration;
@@ -64,17 +64,23 @@ impl Checkpoints {
         if named.is_after(&self.reached) {
             self.reached = named.clone();
         }
+        if self.file.is_after(inside) {
+            // More is known already than an older file can say.
+            return;
+        }
         if *inside != self.file {
             *self = Self { file: inside.clone(), reached: self.reached.clone(), ..Self::default() };
         }
-        self.ends.push(end);
+        if !self.ends.contains(&end) {
+            self.ends.push(end);
+        }
         if named == inside {
             self.last = Some(end);
         }
     }
 
-    /// Where the last one of this file ends, if it was read.
-    fn last(&self, file: &File) -> Option<u64> {
+    /// Where the last one of this file ends, if it is known.
+    pub(super) fn last(&self, file: &File) -> Option<u64> {
         self.last.filter(|_| self.file == *file)
     }
 }
@@ -169,6 +175,16 @@ mod tests {
         let (mut gate, target, seen) = (Gate::default(), place(1, 1075), seen((2, 336), (2, 336)));
         assert_eq!(gate.verdict(&target, &seen, &checkpoints(None), None), Verdict::No);
         assert_eq!(gate.verdict(&target, &seen, &checkpoints(Some(373)), None), Verdict::Yes);
+    }
+
+    #[test]
+    fn an_older_file_does_not_make_one_forget_what_a_newer_one_says() {
+        let mut all = checkpoints(Some(373));
+        all.note(&file(1), &file(1), 322);
+        assert_eq!((all.last(&file(2)), all.last(&file(1))), (Some(373), None));
+        all.note(&file(2), &file(2), 373);
+        assert_eq!(all.ends, [336, 373]);
+        assert_eq!(all.reached, file(2));
     }
 
     #[test]

@@ -75,6 +75,12 @@ pub(super) struct Place {
     pub(super) offset: u64,
 }
 
+/// The end of an event in a file that may be longer than its last 32 bits can say.
+pub(super) fn extend(before: u64, end: u32) -> u64 {
+    let after = before & !0xffff_ffff | u64::from(end);
+    if after < before { after + (1 << 32) } else { after }
+}
+
 /// Everything that a [`Position`] says.
 ///
 /// Transactions are found by their numbers; that it is still the same log, and not one that was begun anew and has come as far, is
@@ -125,6 +131,13 @@ mod tests {
         for bad in ["", "mariadb 2 7 1 1 [] f", "mariadb 1 7 1 1 [1-2] f", "mariadb 1 7 1 1 []"] {
             assert_eq!(Saved::parse(&Position(bad.into())), None, "{bad}");
         }
+    }
+
+    #[test]
+    fn ends_of_events_go_on_behind_four_gibibytes() {
+        assert_eq!(extend(4, 256), 256);
+        assert_eq!(extend(0xffff_ff00, 0x10), 0x1_0000_0010);
+        assert_eq!(extend(0x1_0000_0010, 0x20), 0x1_0000_0020);
     }
 
     #[test]

@@ -7,7 +7,7 @@ use super::bytes::Malformed;
 use super::charset::Charsets;
 use super::event::{Event, Gtid, Head, Query, Verb, Xa, Xid};
 use super::gate::Checkpoints;
-use super::gtid::{File, Place, Saved};
+use super::gtid::{File, Place, Saved, extend};
 use super::held::Held;
 use super::rows::Rows;
 use super::sql::{self, Effect};
@@ -34,8 +34,10 @@ pub(super) struct Replay {
     targets: Targets,
     charsets: Charsets,
     tables: HashMap<u64, Known>,
-    /// Tables that a statement was to change and of which no row was told yet.
+    /// Tables that a statement was to change and of which not all is told yet.
     silent: BTreeSet<u64>,
+    /// Those of them that it has opened more than once. What one of these does is not in the log if it is a cascade.
+    twice: BTreeSet<u64>,
     group: Option<Group>,
     held: Held,
     /// The server whose log it is.
@@ -66,6 +68,7 @@ impl Replay {
             charsets,
             tables: HashMap::new(),
             silent: BTreeSet::new(),
+            twice: BTreeSet::new(),
             group: None,
             held: Held::default(),
             server: saved.server,
@@ -87,6 +90,17 @@ impl Replay {
     /// The end of what was read.
     pub(super) fn at(&self) -> &Place {
         &self.at
+    }
+
+    /// Whether the server may still be looking for where the reader was left. It reads the file from its beginning, and says nothing.
+    pub(super) fn is_before_saved(&self) -> bool {
+        self.at.offset < self.behind_saved()
+    }
+
+    /// The end of what was read, or of what was saved if that is later in the same file.
+    fn behind_saved(&self) -> u64 {
+        let Place { file, offset } = &self.saved.place;
+        if *file == self.at.file { self.at.offset.max(*offset) } else { self.at.offset }
     }
 
     /// The end of the last transaction in the file before this one, if this one is being read.
@@ -113,8 +127,12 @@ impl Replay {
         match event {
             Event::Rotate { .. } => {}
             // Not from the file, and says how far it was looked through.
-            _ if head.kind == HEARTBEAT => self.at.offset = self.at.offset.max(head.end.into()),
+            _ if head.kind == HEARTBEAT => {
+                self.at.offset = self.behind_saved().max(head.end.into());
+            }
             _ if head.is_artificial() => {}
+            // What is at the beginning of the file comes as well, and no transaction before the one that was saved.
+            Event::Gtid(_) => self.at.offset = extend(self.behind_saved(), head.end),
             _ => self.at.offset = extend(self.at.offset, head.end),
         }
         match event {
@@ -124,6 +142,7 @@ impl Replay {
                 // The server has died in the middle.
                 self.group = None;
                 self.silent.clear();
+                self.twice.clear();
             }
             Event::Rotate { offset, file } => self.rotate(head, offset, file),
             Event::Checkpoint { file } => {
@@ -196,7 +215,9 @@ impl Replay {
             let table = table::parse(data, &self.targets, &self.charsets)?.map(Arc::new);
             self.tables.insert(id, Known { data: data.to_vec(), table });
         }
-        self.silent.insert(id);
+        if !self.silent.insert(id) {
+            self.twice.insert(id);
+        }
         Ok(())
     }
 
@@ -210,7 +231,9 @@ impl Replay {
     ) -> Result<(), Malformed> {
         let rows = Rows::parse(verb, second, compressed, data)?;
         let last = rows.last;
-        self.silent.remove(&rows.table);
+        if !self.twice.contains(&rows.table) {
+            self.silent.remove(&rows.table);
+        }
         let table = match self.tables.get(&rows.table) {
             Some(known) => known.table.clone(),
             // An empty one that only ends a statement.
@@ -238,6 +261,7 @@ impl Replay {
 
     /// A statement is at its end. What cascades do is not in the log, only that they may do it.
     fn silence(&mut self, tell: &mut Vec<Change>) {
+        self.twice.clear();
         for id in std::mem::take(&mut self.silent) {
             let Some(Known { table: Some(table), .. }) = self.tables.get(&id) else { continue };
             let table = Arc::clone(&table.target.name);
@@ -320,20 +344,63 @@ fn failed(error: Malformed) -> LogError {
     LogError::Failed(error.into())
 }
 
-/// The end of an event in a file that may be longer than its last 32 bits can say.
-fn extend(before: u64, end: u32) -> u64 {
-    let after = before & !0xffff_ffff | u64::from(end);
-    if after < before { after + (1 << 32) } else { after }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cdc::Wanted;
+
+    const FORMAT: u8 = 15;
+    const GTID: u8 = 162;
+
+    /// Left there, and begun again in the same file.
+    fn resumed(offset: u64) -> Replay {
+        let file = File::new("bin.000001");
+        let saved = Saved { place: Place { file: file.clone(), offset }, ..Saved::default() };
+        let targets = Targets::new(&Wanted::new(), false);
+        let mut replay = Replay::new(targets, Charsets::default(), saved);
+        replay.begin(file);
+        apply(&mut replay, FORMAT, 256);
+        replay
+    }
+
+    /// An event that ends there.
+    fn apply(replay: &mut Replay, kind: u8, end: u64) {
+        let end = u32::try_from(end & 0xffff_ffff).unwrap();
+        let head = Head { kind, end, ..Head::default() };
+        replay.apply(&head, &[0; 20], &mut Vec::new()).unwrap();
+    }
 
     #[test]
-    fn ends_of_events_go_on_behind_four_gibibytes() {
-        assert_eq!(extend(4, 256), 256);
-        assert_eq!(extend(0xffff_ff00, 0x10), 0x1_0000_0010);
-        assert_eq!(extend(0x1_0000_0010, 0x20), 0x1_0000_0020);
+    fn who_goes_on_behind_four_gibibytes_knows_where_it_is() {
+        const GIB: u64 = 1 << 30;
+        for (left, next) in [
+            (1_000, 1_042),
+            (5 * GIB, 5 * GIB + 42),
+            // Over the edge with the first event.
+            (8 * GIB - 10, 8 * GIB + 300),
+            (4 * GIB - 10, 4 * GIB + 300),
+        ] {
+            let mut replay = resumed(left);
+            assert_eq!(replay.at().offset, 256);
+            apply(&mut replay, GTID, next);
+            assert_eq!(replay.at().offset, next);
+            apply(&mut replay, FORMAT, next + 10);
+            assert_eq!(replay.at().offset, next + 10);
+        }
+    }
+
+    #[test]
+    fn the_place_is_found_with_the_first_transaction_or_with_a_heartbeat() {
+        for kind in [GTID, HEARTBEAT] {
+            for left in [1_000, 5 << 30] {
+                let mut replay = resumed(left);
+                assert!(replay.is_before_saved());
+                apply(&mut replay, kind, left + 42);
+                assert!(!replay.is_before_saved());
+            }
+        }
+        let mut replay = resumed(1_000);
+        replay.begin(File::new("bin.000002"));
+        assert!(!replay.is_before_saved(), "there is nothing to look through");
     }
 }

@@ -83,10 +83,12 @@ pub(super) fn effect(sql: &[u8], plain_backslashes: bool) -> Effect {
         },
         "TRUNCATE" | "REPAIR" => Effect::Mentioned(mentions(&tokens)),
         "DROP" | "ALTER" | "RENAME" | "CREATE" => definition(word(0), &tokens),
-        "GRANT" | "REVOKE" | "FLUSH" | "ANALYZE" | "OPTIMIZE" | "CHECK" | "INSTALL"
-        | "UNINSTALL" | "RESET" | "KILL" => Effect::Nothing,
+        "GRANT" | "REVOKE" | "FLUSH" | "OPTIMIZE" | "CHECK" | "INSTALL" | "UNINSTALL" | "RESET"
+        | "KILL" => Effect::Nothing,
+        "ANALYZE" if is_about_tables(&words) => Effect::Nothing,
         "SET" if word(1) != "STATEMENT" => Effect::Nothing,
-        "INSERT" | "UPDATE" | "DELETE" | "REPLACE" | "LOAD" | "WITH" | "CALL" | "SELECT" => {
+        "INSERT" | "UPDATE" | "DELETE" | "REPLACE" | "LOAD" | "WITH" | "CALL" | "SELECT"
+        | "ANALYZE" => {
             // Triggers, views and cascades change tables that it does not mention.
             Effect::Everything(
                 "rows were changed by a statement in the log (binlog_format is not ROW)",
@@ -94,6 +96,13 @@ pub(super) fn effect(sql: &[u8], plain_backslashes: bool) -> Effect {
         }
         _ => Effect::Everything("a statement in the log is not known"),
     }
+}
+
+/// An `ANALYZE` of tables; any other carries out the statement that follows it.
+fn is_about_tables(words: &[String]) -> bool {
+    let mut rest = words.iter().skip(1).map(String::as_str);
+    let what = rest.find(|word| !matches!(*word, "LOCAL" | "NO_WRITE_TO_BINLOG"));
+    matches!(what, Some("TABLE" | "TABLES"))
 }
 
 /// Of what kind the first thing is that is made or changed.
@@ -304,6 +313,8 @@ mod tests {
             "GRANT ALL ON *.* TO a",
             "FLUSH TABLES",
             "ANALYZE TABLE t",
+            "analyze local table t",
+            "ANALYZE NO_WRITE_TO_BINLOG TABLES a, t PERSISTENT FOR ALL",
             "SET PASSWORD FOR a = ''",
             "CREATE INDEX i ON t (a)",
             "CREATE DEFINER=`root`@`%` TRIGGER x BEFORE INSERT ON t FOR EACH ROW DELETE FROM t",
@@ -327,6 +338,10 @@ mod tests {
             "SELECT f()",
             "SET STATEMENT max_statement_time=1 FOR DELETE FROM t",
             "CALL p()",
+            "ANALYZE UPDATE t SET a = 1",
+            "analyze format=json DELETE FROM t",
+            "ANALYZE",
+            "ANALYZE INSERT INTO `table` SELECT 1",
             "HANDLER t OPEN",
             "(SELECT 1)",
             "CREATE SOMETHING new",

@@ -1,6 +1,5 @@
 //! Reading the log of a server.
 
-use std::collections::VecDeque;
 use std::fmt;
 use std::time::Duration;
 
@@ -8,7 +7,7 @@ use async_trait::async_trait;
 use futures_util::{FutureExt, StreamExt};
 use mysql_async::binlog::events;
 use mysql_async::prelude::Queryable;
-use mysql_async::{BinlogStream, BinlogStreamRequest, Conn, Opts, OptsBuilder};
+use mysql_async::{BinlogStream, BinlogStreamRequest, Conn, Opts};
 use tokio::task::unconstrained;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
@@ -17,24 +16,27 @@ use super::event::{Event, Head};
 use super::gate::{Doubt, Gate};
 use super::gtid::{File, Place, Saved};
 use super::replay::Replay;
+use super::scan::Scan;
 use crate::cdc::{Batch, Change, Lag, Log, LogError, Position};
 
 /// What a server that has nothing to say says so in.
 const HEARTBEAT: Duration = Duration::from_secs(2);
 /// A server that is silent for longer is gone.
 const SILENCE: Duration = Duration::from_secs(6);
+/// For so long it may look for the file in which a stream begins. It says nothing meanwhile.
+const FIND: Duration = Duration::from_secs(60);
+/// For so long it may look for the place in that file, which it reads from its beginning. The same; whether it is alive is seen by
+/// what else it is asked, each second or so.
+const SEEK: Duration = Duration::from_secs(600);
 /// A batch comes after this time at the latest.
 const WAIT: Duration = Duration::from_secs(1);
 /// About as many changes are in a batch; those of one event are never apart.
 const CHANGES: usize = 2_000;
-/// What is in the log is committed in this time, or something is wrong.
-const COMMIT: Duration = Duration::from_secs(60);
+/// What is in the log is committed in this time, or something is wrong. Shorter than a follower waits for a batch, which would not
+/// know what it has waited for.
+const COMMIT: Duration = Duration::from_secs(45);
 /// How often the end of the log is asked for, without another reason.
 const LOOK: Duration = Duration::from_secs(1);
-/// The largest packet that a server sends.
-const PACKET: usize = 1 << 30;
-/// So many events are read ahead while one waits for a checkpoint.
-const AHEAD: usize = 10_000;
 
 /// The log of a server, from some place on.
 pub(super) struct Stream {
@@ -61,12 +63,11 @@ fn told(event: Option<mysql_async::Result<events::Event>>) -> Result<events::Eve
 
 impl Stream {
     pub(super) async fn open(options: &Opts, id: u32, saved: &Saved) -> Result<Self, LogError> {
-        let options = OptsBuilder::from_opts(options.clone()).max_allowed_packet(Some(PACKET));
-        let conn = connect(&options.into()).await?;
+        let conn = connect(options).await?;
         let open = Self::request(conn, id, saved);
         match timeout(SILENCE, open).await {
             Ok(events) => Ok(Self { events: events.map_err(log_error)? }),
-            Err(_) => Err(silent()),
+            Err(_) => Err(silent(SILENCE)),
         }
     }
 
@@ -93,8 +94,8 @@ impl Stream {
     }
 }
 
-fn silent() -> LogError {
-    LogError::Failed(format!("the server was silent for {SILENCE:?}").into())
+fn silent(time: Duration) -> LogError {
+    LogError::Failed(format!("the server was silent for {time:?}").into())
 }
 
 /// The log of a server that is being read.
@@ -105,10 +106,7 @@ pub(super) struct Binlog {
     gate: Gate,
     /// Comes before anything else.
     first: Option<Position>,
-    /// Read already, and not looked at.
-    ahead: VecDeque<events::Event>,
-    /// The file of the last of them.
-    ahead_in: File,
+    scan: Scan,
     /// When something came last.
     heard: Instant,
     seen: Option<(Instant, Seen)>,
@@ -128,11 +126,13 @@ impl Binlog {
         mut control: Control,
         mut replay: Replay,
     ) -> Result<Self, LogError> {
-        let until = Instant::now() + SILENCE;
+        let until = Instant::now() + FIND;
         let mut begun = false;
         // A rotation, and the format.
         for _ in 0..16 {
-            let Ok(event) = timeout_at(until, stream.next()).await else { return Err(silent()) };
+            let Ok(event) = timeout_at(until, stream.next()).await else {
+                return Err(silent(FIND));
+            };
             let (event, mut tell) = (event?, Vec::new());
             let head = head(&event);
             if let (false, Ok(Event::Rotate { file, .. })) =
@@ -144,25 +144,9 @@ impl Binlog {
             }
             replay.apply(&head, event.data(), &mut tell)?;
             if begun && replay.born() > 0 {
-                let (gate, ahead, heard) = (Gate::default(), VecDeque::new(), Instant::now());
+                let (gate, scan, heard) = (Gate::default(), Scan::default(), Instant::now());
                 let (first, seen, lag) = (None, None, Lag::default());
-                let ahead_in = File::default();
-                let file = replay.at().file.clone();
-                for (end, named) in control.checkpoints(&file).await?.0 {
-                    replay.checkpoints.note(&file, &named, end);
-                }
-                return Ok(Self {
-                    stream,
-                    control,
-                    replay,
-                    gate,
-                    first,
-                    ahead,
-                    ahead_in,
-                    heard,
-                    seen,
-                    lag,
-                });
+                return Ok(Self { stream, control, replay, gate, first, scan, heard, seen, lag });
             }
         }
         Err(LogError::Failed("the log does not begin as it should".into()))
@@ -179,25 +163,19 @@ impl Binlog {
         self
     }
 
-    fn ready(&mut self) -> Result<Option<events::Event>, LogError> {
-        match self.ahead.pop_front() {
-            Some(event) => Ok(Some(event)),
-            None => self.stream.ready(),
-        }
-    }
-
     /// The next event. `None` if there is none: at once, or not until then.
     async fn event(&mut self, until: Option<Instant>) -> Result<Option<events::Event>, LogError> {
-        let event = match self.ready()? {
+        let event = match self.stream.ready()? {
             Some(event) => Some(event),
             None => match until {
                 Some(until) => timeout_at(until, self.stream.next()).await.ok().transpose()?,
                 None => None,
             },
         };
+        let patience = if self.replay.is_before_saved() { SEEK } else { SILENCE };
         match event {
             Some(_) => self.heard = Instant::now(),
-            None if self.heard.elapsed() > SILENCE => return Err(silent()),
+            None if self.heard.elapsed() > patience => return Err(silent(patience)),
             None => {}
         }
         Ok(event)
@@ -220,7 +198,7 @@ impl Binlog {
                 let text = format!("what is in the log was not committed within {COMMIT:?}");
                 return Err(LogError::Failed(text.into()));
             }
-            self.read_ahead()?;
+            self.look_for_checkpoints().await?;
             sleep(pause).await;
             pause = (pause * 2).min(Duration::from_millis(20));
         }
@@ -236,27 +214,15 @@ impl Binlog {
         Ok(self.replay.completed.is_empty())
     }
 
-    /// A checkpoint may be among what comes next.
-    fn read_ahead(&mut self) -> Result<(), LogError> {
-        while self.ahead.len() < AHEAD {
-            let Some(event) = self.stream.ready()? else { break };
-            self.heard = Instant::now();
-            if self.ahead.is_empty() {
-                self.ahead_in = self.replay.at().file.clone();
-            }
-            let head = head(&event);
-            match Event::parse(&head, event.data()) {
-                Ok(Event::Rotate { file, .. }) if head.is_artificial() => {
-                    self.ahead_in = File::from_bytes(file);
-                }
-                Ok(Event::Checkpoint { file }) => {
-                    let named = File::from_bytes(file);
-                    // They are at the beginning of files.
-                    self.replay.checkpoints.note(&self.ahead_in, &named, head.end.into());
-                }
-                _ => {}
-            }
-            self.ahead.push_back(event);
+    /// In the newest file, which may be far ahead. There is nothing to find if its last one is known.
+    async fn look_for_checkpoints(&mut self) -> Result<(), LogError> {
+        let Some((_, Seen { end: Place { file, .. }, .. })) = &self.seen else { return Ok(()) };
+        if self.replay.checkpoints.last(file).is_some() {
+            return Ok(());
+        }
+        self.scan.go_on(&mut self.control, file).await?;
+        for (end, named) in &self.scan.checkpoints {
+            self.replay.checkpoints.note(file, named, *end);
         }
         Ok(())
     }

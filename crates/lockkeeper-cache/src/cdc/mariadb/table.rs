@@ -196,6 +196,17 @@ impl<'a> Details<'a> {
     }
 }
 
+/// A set has no more.
+const MEMBERS: usize = 64;
+
+/// How many digits of a second there are.
+fn fraction(meta: &mut Bytes<'_>) -> Result<u8, Malformed> {
+    match meta.byte()? {
+        digits @ 0..=6 => Ok(digits),
+        _ => Err(Malformed("a time")),
+    }
+}
+
 /// How many of each sort there were so far: what is said of columns counts only those that it is about.
 struct Columns<'a> {
     details: &'a Details<'a>,
@@ -261,9 +272,9 @@ impl<'a> Columns<'a> {
                 Kind::Bit { bytes: bytes + usize::from(bits > 0) }
             }
             10 | 14 => Kind::Date,
-            17 => Kind::Timestamp { digits: meta.byte()? },
-            18 => Kind::DateTime { digits: meta.byte()? },
-            19 => Kind::Time { digits: meta.byte()? },
+            17 => Kind::Timestamp { digits: fraction(meta)? },
+            18 => Kind::DateTime { digits: fraction(meta)? },
+            19 => Kind::Time { digits: fraction(meta)? },
             15 | 253 => {
                 let length = if meta.little(2)? > 255 { 2 } else { 1 };
                 Kind::Text { length, charset: self.charset() }
@@ -296,6 +307,9 @@ impl<'a> Columns<'a> {
             }
             248 => {
                 self.sets += 1;
+                if details.sets.get(self.sets - 1).is_some_and(|names| names.len() > MEMBERS) {
+                    return Err(Malformed("a set"));
+                }
                 let names = self.names(&details.sets, self.sets - 1);
                 Ok(Kind::Set { bytes: usize::from(second), names })
             }
@@ -308,6 +322,36 @@ impl<'a> Columns<'a> {
                 })
             }
             _ => Err(Malformed("a text")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::cell::Text;
+    use super::*;
+
+    #[test]
+    fn columns_that_no_server_has_are_malformed() {
+        let charsets = Charsets(HashMap::from([(0, Charset::Utf8)]));
+        let kind = |details: &Details<'_>, code, meta: &[u8]| {
+            Columns::new(details, &charsets).kind(code, &mut Bytes(meta))
+        };
+        let none = Details::default();
+        for code in [17, 18, 19] {
+            assert!(matches!(kind(&none, code, &[6]), Ok(Some(_))), "{code}");
+            for digits in [7, 255] {
+                assert!(kind(&none, code, &[digits]).is_err(), "{code} {digits}");
+            }
+        }
+        for (count, good) in [(64, true), (65, false)] {
+            let sets = vec![vec![b"a".as_slice(); count]];
+            let set = kind(&Details { sets, ..Details::default() }, 254, &[248, 8]);
+            assert_eq!(set.is_ok(), good, "{set:?}");
+            if let Ok(Some(set)) = set {
+                // All of them.
+                assert!(matches!(set.text(&[0xff; 8]), Text::Is(text) if text.len() == 127));
+            }
         }
     }
 }
