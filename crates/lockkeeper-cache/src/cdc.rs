@@ -79,7 +79,6 @@ mod follower;
 mod log;
 pub mod mariadb;
 pub mod postgres;
-mod provider;
 mod rule;
 mod status;
 mod target;

@@ -89,6 +89,8 @@ mod loader;
 mod look;
 mod names;
 pub mod outbox;
+#[cfg(any(feature = "mysql", feature = "postgres"))]
+mod provider;
 mod read;
 mod stats;
 pub mod store;

@@ -13,14 +13,25 @@
 //! transaction that was prepared (when it is committed). What was rolled back is not. Where that cannot be so,
 //! [`check`](Source::check) says so; and when it turns out later, the history is [lost](LogError::Lost): a table that
 //! left the publication or was made anew, a slot that was dropped or had to give up its log, another server or
-//! timeline, a column of a key that has changed. Partitions that come and go, and those that are truncated by themselves, of
-//! which the log says nothing, count as a change of the table.
+//! timeline, a column of a key that has changed.
+//!
+//! What makes rows look otherwise, and of which the log says nothing, counts as a change of the whole table: `ALTER TABLE` that
+//! writes rows anew (`TYPE … USING`) or adds, drops or renames a column (also if it is undone soon), of a partitioned table
+//! as well; partitions that come, go, are away for a while, or are truncated by themselves. It is told when it can be read: with
+//! the next row of the table that comes by the log if its columns are others, else within five seconds. What is rolled
+//! back is not told. **While no follower runs** it is not forgotten: the next one compares what there is with what was saved
+//! with the position, and tells that everything has changed if that differs, which clears the namespaces of all its rules; so
+//! it does once after a version of Lockkeeper that compares otherwise. `VACUUM FULL`, `CLUSTER` and `SET TABLESPACE` cannot
+//! be told from that and clear the table's entries once, `TRUNCATE` does so twice. So does, once, what else is done to a
+//! column (`SET DEFAULT`, `SET NOT NULL` and with it a new primary key, `GRANT`). Plain `VACUUM`, `ANALYZE`, indexes,
+//! constraints and the replica identity clear nothing.
 //!
 //! # When it breaks
 //!
 //! - A slot does not move to a standby that takes over (before PostgreSQL 17): the history is lost then, and said to be.
 //! - What the log does not say is found by looking at the server every five seconds, and old values are served so long: what
 //!   was done to the publication, to partitions, and to tables by `DROP` and `ALTER`.
+//! - What is done to a type and not to a table is not seen: `ALTER TYPE … RENAME VALUE` of an enumeration, for example.
 //! - Nobody can tell a server whose disk was set back to an earlier state, and that has gone on from there, from itself.
 //!
 //! # What keys look like
@@ -89,9 +100,9 @@ use self::pump::Pump;
 use self::reader::{Reader, State, stream_error};
 use self::relations::Relations;
 use self::wire::{Wire, WireError};
-use super::provider::provider;
 use super::{Batch, Change, Finding, Log, LogError, Position, Severity, Source, Wanted};
 use crate::error::{BoxError, Result};
+use crate::provider::provider;
 
 /// Sends the keys of [`Transaction::row`](crate::Transaction::row), its `touched`, into the log, in the transaction that changes
 /// them. Anybody may do that; it needs no rights.
@@ -318,7 +329,7 @@ impl Source for Postgres {
         let [system, timeline, ..] = &identity[..] else {
             return Err(LogError::Failed("the server does not say which one it is".into()));
         };
-        let partitions = facts.partitions();
+        let forms = facts.forms();
         let place = Place {
             system: system.clone(),
             timeline: timeline.clone(),
@@ -326,15 +337,16 @@ impl Source for Postgres {
             slot: self.names.slot.clone(),
             publication: self.names.publication.clone(),
             tables: facts.shape(wanted),
-            partitions: facts::hash_of(&partitions),
+            forms: facts::hash_of(&forms),
         };
         let mut first = None;
         let lsn = match from {
             Some(position) => {
                 let odd = || LogError::Lost("the position cannot be read".into());
                 let then = Place::parse(position).ok_or_else(odd)?;
-                if then.0.partitions != place.partitions {
-                    let why = "partitions came, went or were truncated while nobody was looking";
+                if then.0.forms != place.forms {
+                    let why = "columns or partitions of a table have changed, or its rows were \
+                               written anew, while nobody was looking";
                     first = Some(Batch {
                         changes: vec![Change::Everything { why }],
                         ..Batch::default()
@@ -365,7 +377,7 @@ impl Source for Postgres {
             pump,
             relations,
             place,
-            partitions,
+            forms,
             first,
             looked,
             state,

@@ -10,6 +10,7 @@ use sqlx::{AssertSqlSafe, PgPool, Row as _};
 use super::sql::{STATEMENT_TIME, age, hex, in_time};
 use super::{Outbox, Row};
 use crate::error::{BoxError, Error, Result};
+use crate::provider::provider;
 use crate::store::millis;
 
 /// Makes the table; where it is, nothing.
@@ -36,6 +37,7 @@ impl Postgres {
     ///
     /// [`Error::Config`] for a URL that makes no sense.
     pub fn new(url: &str) -> Result<Self> {
+        provider();
         // It may name a password.
         let bad = |_| Error::Config("the URL of an outbox makes no sense".into());
         let options = PgPoolOptions::new().max_connections(2).acquire_timeout(STATEMENT_TIME);

@@ -2,10 +2,12 @@
 
 use std::collections::HashSet;
 use std::fmt::{self, Debug, Display};
+use std::panic::AssertUnwindSafe;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use futures_util::future::join_all;
 use parking_lot::Mutex;
 use tokio::time::sleep;
@@ -68,7 +70,7 @@ pub struct RelayStats {
     /// Rows that are left alone: not readable, or with keys of a cache that this relay does not have. They are there until
     /// somebody deletes them.
     pub bad: u64,
-    /// Times that the database or the store failed.
+    /// Times that the database or the store failed, or something panicked.
     pub failures: u64,
     /// How long ago the oldest row was inserted, at the last look. More than the grace time and a little: what is committed is not
     /// invalidated, or there are bad rows.
@@ -156,7 +158,7 @@ impl Relay {
     ///
     /// # Errors
     ///
-    /// When the database or the store fails: the rows stay, and are tried again at the next look.
+    /// When the database or the store fails, or panics: the rows stay, and are tried again at the next look.
     pub async fn sweep(&self) -> Result<u64, BoxError> {
         self.shared.sweep().await
     }
@@ -195,7 +197,9 @@ impl Shared {
             self.lag.store(lag, Ordering::Relaxed);
             Ok(relayed)
         };
-        let swept = swept.await;
+        // Else the task would end, and nobody would know.
+        let swept = AssertUnwindSafe(swept).catch_unwind().await;
+        let swept = swept.unwrap_or_else(|_| Err("it panicked".into()));
         self.looks.fetch_add(1, Ordering::Relaxed);
         self.failures.fetch_add(u64::from(swept.is_err()), Ordering::Relaxed);
         swept

@@ -9,6 +9,14 @@ use crate::harness::Place;
 
 const ITEMS: &str = "CREATE TABLE items (id int PRIMARY KEY, number int)";
 
+const LOOKED: &str = "its columns or partitions have changed, or its rows were written anew";
+
+/// What the log itself says, and not what was found by looking, which may be at any time.
+fn said(mut told: Vec<String>) -> Vec<String> {
+    told.retain(|line| !line.ends_with(LOOKED));
+    told
+}
+
 #[tokio::test]
 async fn what_is_committed_is_told_in_order_and_what_is_rolled_back_is_not() {
     let place = Place::new(&[ITEMS, "INSERT INTO items VALUES (9, 0)"], &["items id"]).await;
@@ -135,7 +143,7 @@ async fn cascades_and_truncated_tables_are_told() {
     place.sql("BEGIN; TRUNCATE parents CASCADE; ROLLBACK");
     place.sql("TRUNCATE other");
     place.sql("TRUNCATE parents CASCADE");
-    let mut told = place.told(&mut *log).await;
+    let mut told = said(place.told(&mut *log).await);
     told.sort();
     assert_eq!(told, ["children all: it was truncated", "parents all: it was truncated"]);
 }
@@ -167,15 +175,17 @@ async fn columns_come_and_go_and_keys_are_still_right() {
     place.sql("INSERT INTO items VALUES (3, 'x')");
     place.sql("ALTER TABLE items RENAME COLUMN more TO less");
     place.sql("UPDATE items SET less = 'y' WHERE id = 3");
-    assert_eq!(place.told(&mut *log).await, ["items +1", "items +2", "items +3", "items +3"]);
+    let changed = "items all: its columns have changed";
+    let told = said(place.told(&mut *log).await);
+    let expected = ["items +1", changed, "items +2", changed, "items +3", changed, "items +3"];
+    assert_eq!(told, expected);
     // Of a key, and back: what the log itself says, before anybody looks.
     place.sql("ALTER TABLE items RENAME COLUMN id TO key");
     place.sql("INSERT INTO items VALUES (4, 'x')");
     place.sql("ALTER TABLE items RENAME COLUMN key TO id");
     place.sql("INSERT INTO items VALUES (5, 'x')");
-    let told = place.told(&mut *log).await;
+    let told = said(place.told(&mut *log).await);
     let gone = "items all: a column that keys are made of is not there";
-    let changed = "items all: a column that keys are made of has changed";
     assert_eq!(told, [gone, "items +?", changed, "items +5"]);
 }
 
@@ -214,18 +224,16 @@ async fn partitions_are_told_as_the_table_that_they_are_part_of() {
     // Once more, by looking; and then what is not in the log at all.
     for statement in [None, Some("TRUNCATE events2"), Some("DROP TABLE events1")] {
         statement.map(|statement| place.sql(statement));
-        let looked = "events all: a partition came or went, or was truncated";
-        let told = async { while place.lines(&log.next().await.unwrap()) != [looked] {} };
+        let looked = format!("events all: {LOOKED}");
+        let told = async { while place.lines(&log.next().await.unwrap()) != [&*looked] {} };
         soon("told", told).await;
     }
     drop(log);
     // The same while nobody looked.
     let mut log = place.open(&position).await.unwrap();
     let first = log.next().await.unwrap();
-    assert_eq!(
-        place.lines(&first),
-        ["everything: partitions came, went or were truncated while nobody was looking"]
-    );
+    let lines = place.lines(&first);
+    assert!(lines.len() == 1 && lines[0].starts_with("everything: columns or part"), "{lines:?}");
 }
 
 #[tokio::test]

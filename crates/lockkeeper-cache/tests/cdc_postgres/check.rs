@@ -7,7 +7,7 @@ use lockkeeper_cache::cdc::{Finding, LogError, Severity, Source};
 use testkit::database::System;
 use testkit::wait::eventually;
 
-use crate::harness::{Place, wanted};
+use crate::harness::{Place, until_error, wanted};
 
 const ITEMS: &str = "CREATE TABLE items (id int PRIMARY KEY, number int)";
 
@@ -92,6 +92,36 @@ async fn tables_that_cannot_be_followed() {
     assert_eq!(findings.len(), 2, "{findings:#?}");
     let ran = place.source().set_up(&wanted(&["public.items id", "users mail"])).await.unwrap();
     assert!(ran.is_empty(), "{ran:?}");
+}
+
+/// What is done to their rows by statements that name the parent is in the log in their own names.
+#[tokio::test]
+async fn a_table_with_children_is_refused() {
+    let tables = [
+        ITEMS,
+        "CREATE TABLE \"We ird\" (extra int, PRIMARY KEY (id)) INHERITS (items)",
+        "CREATE TABLE second (PRIMARY KEY (id)) INHERITS (items)",
+    ];
+    let place = Place::new(&tables, &["second id"]).await;
+    place.sql("ALTER PUBLICATION lockkeeper ADD TABLE ONLY items");
+    let refused = place.source().open(None, &wanted(&["items id"])).await.unwrap_err();
+    let said = refused.to_string();
+    assert!(matches!(refused, LogError::Refused(_)), "{said}");
+    assert!(said.contains("public.items has children") && said.contains("NO INHERIT"), "{said}");
+    // It is not published by us either.
+    place.sql("ALTER PUBLICATION lockkeeper DROP TABLE ONLY items");
+    let ran = place.source().set_up(&wanted(&["items id"])).await.unwrap();
+    assert!(ran.is_empty(), "{ran:?}");
+    place.sql("ALTER PUBLICATION lockkeeper ADD TABLE ONLY items");
+    // A child by itself is a table as any other.
+    assert!(found(&place, &["second id"]).await.is_empty());
+    fixed(&place, "items id", "has children").await;
+    // And when one comes while it is followed.
+    let items = wanted(&["items id"]);
+    let mut log = place.source().open(None, &items).await.unwrap();
+    place.sql("ALTER TABLE second INHERIT items");
+    let error = until_error(&mut *log).await;
+    assert!(matches!(&error, LogError::Lost(why) if why.contains("has children")), "{error}");
 }
 
 #[tokio::test]

@@ -2,6 +2,7 @@
 #![cfg(feature = "cdc")]
 #![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
 
+mod altered;
 mod changes;
 mod check;
 mod faults;

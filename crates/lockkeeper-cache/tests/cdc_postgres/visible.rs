@@ -110,6 +110,26 @@ async fn a_beginning_waits_for_transactions_that_run() {
     assert!(told.is_empty() || told == ["items +1"], "{told:?}");
 }
 
+/// A follower gives a source a minute to open: what is in the way is said before that.
+#[tokio::test]
+async fn who_waits_too_long_for_a_transaction_says_for_which() {
+    let place = Place::alone(&[], &[ITEMS], &["items id"]).await;
+    let mut open = PgConnection::connect(&place.url()).await.unwrap();
+    sqlx::query("BEGIN").execute(&mut open).await.unwrap();
+    let xid: String =
+        sqlx::query_scalar("SELECT pg_current_xact_id()::text").fetch_one(&mut open).await.unwrap();
+    let source = place.source();
+    let opening = timeout(Duration::from_secs(55), source.open(None, place.wanted()));
+    let error = opening.await.expect("before a follower gives up").unwrap_err();
+    let said = error.to_string();
+    assert!(matches!(error, LogError::Failed(_)), "{said}");
+    assert!(said.contains("transactions that run") && said.contains("pg_stat_activity"), "{said}");
+    assert!(said.contains(&format!("({xid} of process ")), "{said}");
+    assert_eq!(place.slot("count(*)"), "0", "nothing is left behind");
+    sqlx::query("COMMIT").execute(&mut open).await.unwrap();
+    place.begin().await;
+}
+
 #[tokio::test]
 async fn a_follower_that_would_be_a_standby_is_refused() {
     let place = Place::alone(&[], &[ITEMS], &["items id"]).await;

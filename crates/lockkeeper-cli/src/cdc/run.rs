@@ -165,7 +165,8 @@ pub(super) fn caches(config: &Config, store: Redis) -> Result<BTreeMap<String, K
     for (namespace, keep_last) in &config.namespaces {
         let builder = Cache::builder_shared(Arc::clone(&store));
         let builder = builder.namespace(namespace).keep_last(*keep_last);
-        // The cache that fills it may allow longer keys than is usual: none is too long for this one.
+        // The cache that fills it may allow longer keys than is usual: none is taken for one that it cannot have. For those
+        // that are too long to be sent the follower clears the namespace.
         let cache = builder.max_key(usize::MAX).build(never).map_err(|error| chain(&error))?;
         caches.insert(namespace.clone(), cache);
     }

@@ -8,6 +8,7 @@ use lockkeeper_cache::{Cache, Error, Loaded, Redis};
 use rustix::process::Signal;
 use testkit::database::System;
 use testkit::on_both_databases;
+use testkit::resp::Raw;
 
 use super::harness::{BINARY, Running, Store};
 use super::pty::Session;
@@ -113,6 +114,43 @@ async fn a_key_that_is_longer_than_most_caches_allow_is_invalidated_as_well() {
         pages.stats().loads == 2
     })
     .await;
+}
+
+/// The server would refuse it each time.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_key_that_is_too_long_for_the_server_clears_its_namespace() {
+    let shop = Arc::new(Shop::open(System::Postgres).await);
+    shop.sql("CREATE TABLE pages (id bigint PRIMARY KEY, url text)").await;
+    shop.sql("ALTER TABLE pages REPLICA IDENTITY FULL").await;
+    shop.sql("ALTER PUBLICATION lockkeeper ADD TABLE pages").await;
+    let raw = Raw::connect(shop.redis.address()).await;
+    assert_eq!(raw.text("CONFIG SET proto-max-bulk-len 1048576").await.as_deref(), Some("OK"));
+    let store = Redis::connect(&format!("redis://{}", shop.redis.address())).await.expect("Redis");
+    let pages = Cache::builder(store).namespace("page");
+    let pages = pages.build(async |_: String| Ok::<_, Error>(Loaded::found(1))).expect("a cache");
+    let users = shop.users().await;
+    let rule = "[[rule]]\ntable = 'public.pages'\nnamespace = 'page'\nkey = '{url}'";
+    let process = Process::start(&shop.file(rule));
+    process.until("following");
+    pages.get(&"short".to_owned()).await.expect("a read");
+    until_read(&users, 2, "Bert").await;
+    let loads = users.stats().loads;
+    shop.sql("INSERT INTO pages SELECT 1, repeat('x', 2000000)").await;
+    testkit::wait::eventually("it is loaded once more", async || {
+        pages.get(&"short".to_owned()).await.expect("a read");
+        pages.stats().loads == 2
+    })
+    .await;
+    until_read(&users, 2, "Bert").await;
+    assert_eq!(users.stats().loads, loads, "other namespaces stay");
+    // And it goes on.
+    shop.sql("UPDATE pages SET url = 'short'").await;
+    testkit::wait::eventually("it is loaded once more", async || {
+        pages.get(&"short".to_owned()).await.expect("a read");
+        pages.stats().loads >= 3
+    })
+    .await;
+    assert_eq!(process.pages.metric("failures_total").await, Some(0.0));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -17,8 +17,12 @@ use crate::cdc::{LogError, Wanted};
 /// Connecting, or a statement, takes no longer than this.
 const TIME: Duration = Duration::from_secs(20);
 
-/// How long older transactions are waited for when a slot is made.
-const OLDER: Duration = Duration::from_secs(60);
+/// How long older transactions are waited for when a slot is made. Whoever looks at the log of a follower that does not begin is
+/// to read soon what is in the way.
+const OLDER: Duration = Duration::from_secs(40);
+
+/// How much later than the server we give up, so that it is the one who says why.
+const LATER: Duration = Duration::from_secs(5);
 
 /// How long somebody else's connection may take to let go of the slot.
 const LET_GO: Duration = Duration::from_secs(10);
@@ -156,39 +160,46 @@ impl Control {
 
     /// Makes a slot, from now on: everything that was committed before can be read then.
     pub(super) async fn create_slot(&mut self, slot: &str) -> Result<Lsn, LogError> {
-        let time = OLDER.as_secs();
+        let (since, time) = (Instant::now(), OLDER.as_secs());
         self.execute(format!("SET statement_timeout = '{time}s'")).await?;
         let sql = format!(
             "SELECT lsn::text FROM pg_create_logical_replication_slot({}, 'pgoutput')",
             literal(slot)
         );
-        let made = self.rows(OLDER + TIME, sql).await.map_err(|error| match error {
-            LogError::Failed(error) => {
-                let text = "the slot cannot be made; that waits for all transactions that run";
-                LogError::Failed(format!("{text}: {error}").into())
-            }
-            other => other,
-        })?;
+        let made = match self.rows(OLDER + LATER, sql).await {
+            Err(LogError::Failed(error)) => return Err(self.blocked(&error.to_string()).await),
+            made => made?,
+        };
         let lsn = made.first().and_then(|row| row.try_get::<String, _>(0).ok());
         let lsn = lsn.and_then(|lsn| Lsn::parse(&lsn).ok());
         let lsn = lsn.ok_or_else(|| LogError::Failed("a slot without a position".into()))?;
         self.execute("RESET statement_timeout".into()).await?;
-        self.see_all().await?;
+        self.see_all(since).await?;
         Ok(lsn)
     }
 
+    /// That a slot could not be made, and who may be in the way, the oldest first.
+    async fn blocked(&mut self, why: &str) -> LogError {
+        // Everybody may read that, unlike most of pg_stat_activity.
+        let sql = "SELECT transactionid || coalesce(' of process ' || pid, ', prepared') FROM pg_locks \
+                   WHERE locktype = 'transactionid' AND mode = 'ExclusiveLock' \
+                   AND pid IS DISTINCT FROM pg_backend_pid() ORDER BY age(transactionid) DESC LIMIT 10";
+        let running = self.texts(sql.into()).await.unwrap_or_default();
+        let running: Vec<String> = running.into_iter().flatten().collect();
+        let running = running.join("; ");
+        let text = format!("a new slot waits for all transactions that run ({running})");
+        LogError::Failed(
+            format!("{text}, see pg_stat_activity and pg_prepared_xacts: {why}").into(),
+        )
+    }
+
     /// Waits until all that run now have ended: one of them may be committed in the log and not to be seen yet.
-    async fn see_all(&mut self) -> Result<(), LogError> {
-        let (since, first) = (Instant::now(), self.moment().await?.snapshot);
+    async fn see_all(&mut self, since: Instant) -> Result<(), LogError> {
+        let first = self.moment().await?.snapshot;
         let mut now = first.clone();
         while !now.sees_all_of(&first) {
             if since.elapsed() > OLDER {
-                let text = format!(
-                    "transactions that ran when the slot was made still do after {OLDER:?}; \
-                     see pg_stat_activity.backend_xid and pg_prepared_xacts: {:?}",
-                    now.running()
-                );
-                return Err(LogError::Failed(text.into()));
+                return Err(self.blocked(&format!("they still run after {OLDER:?}")).await);
             }
             tokio::time::sleep(PAUSE).await;
             now = self.moment().await?.snapshot;

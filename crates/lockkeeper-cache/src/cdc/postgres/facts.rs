@@ -12,8 +12,8 @@ use crate::hash::hash;
 /// Older servers do not have what is asked for here.
 pub(super) const OLDEST: u32 = 150_000;
 
-/// What the rows of tables are in.
-pub(super) type Partitions = BTreeMap<TableName, Vec<(u64, u64)>>;
+/// What decides how the rows of tables look, besides what the log says.
+pub(super) type Forms = BTreeMap<TableName, Vec<Form>>;
 
 #[derive(Clone, Debug, Default)]
 pub(super) struct Facts {
@@ -74,16 +74,27 @@ pub(super) struct Table {
     pub(super) columns: Option<BTreeMap<String, (i64, u64, i64)>>,
     /// Itself, and those that have its rows if it is partitioned.
     pub(super) parts: Option<Vec<Part>>,
+    /// Of itself, and of everything below it if it is partitioned.
+    forms: Option<Vec<Form>>,
+    /// Those that inherit from it, as they are written in a statement; not partitions.
+    pub(super) children: Option<Vec<String>>,
     pub(super) published: Option<Published>,
     /// What is made anew when the table is published anew.
     marks: Option<Vec<(u64, String)>>,
 }
 
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+pub(super) struct Form {
+    oid: u64,
+    /// Another one after it was truncated or written anew.
+    file: u64,
+    /// Of the columns that there are and were, and of who has last changed what the catalogue says of each: so it is another one
+    /// after whatever `ALTER` did to a column, also if it was undone, and after a partition was away for a while.
+    columns: i64,
+}
+
 #[derive(Clone, Debug, Deserialize)]
 pub(super) struct Part {
-    oid: u64,
-    /// Another one after it was truncated.
-    file: u64,
     /// As it is written in a statement.
     pub(super) name: String,
     pub(super) kind: String,
@@ -123,18 +134,16 @@ impl Facts {
         hash(text.as_bytes())
     }
 
-    /// The tables that have the rows of each, and their files: nothing in the log says that a partition came or went, nor that
-    /// one was truncated by itself.
-    pub(super) fn partitions(&self) -> Partitions {
-        let partitioned = self.tables.iter().filter(|table| table.is_partitioned());
-        let part = |part: &Part| (part.oid, part.file);
-        let parts = |table: &Table| table.parts.iter().flatten().map(part).collect();
-        partitioned.map(|table| (table.table(), parts(table))).collect()
+    /// Of each table. Nothing in the log says that `ALTER` has rewritten all rows or given them another column, that a
+    /// partition came or went, nor that one was truncated by itself.
+    pub(super) fn forms(&self) -> Forms {
+        let forms = |table: &Table| table.forms.clone().unwrap_or_default();
+        self.tables.iter().map(|table| (table.table(), forms(table))).collect()
     }
 }
 
-pub(super) fn hash_of(partitions: &Partitions) -> u64 {
-    hash(format!("{partitions:?}").as_bytes())
+pub(super) fn hash_of(forms: &Forms) -> u64 {
+    hash(format!("{forms:?}").as_bytes())
 }
 
 /// One row, one text.
@@ -168,7 +177,8 @@ pub(super) fn server(names: &Names) -> String {
     )
 }
 
-/// One row for each table, one text each, in the order of their names.
+/// One row for each table, one text each, in the order of their names. It looks at nothing but catalogues, and locks no table, nor
+/// waits for who has: an `ALTER` may take hours (`pg_partition_tree` would lock partitions).
 pub(super) fn tables(names: &Names, wanted: &Wanted) -> String {
     let publication = literal(&names.publication);
     let values = wanted.keys().enumerate();
@@ -176,14 +186,20 @@ pub(super) fn tables(names: &Names, wanted: &Wanted) -> String {
         .map(|(at, table)| format!("({at}, {}, {})", literal(&table.schema), literal(&table.name)));
     let values = values.collect::<Vec<_>>().join(", ");
     format!(
-        "SELECT json_build_object(
+        "WITH RECURSIVE w (at, s, n) AS (VALUES {values}),
+        tree (root, oid) AS (
+            SELECT c.oid, c.oid FROM w JOIN pg_namespace n ON n.nspname = w.s
+            JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = w.n
+            UNION ALL SELECT t.root, i.inhrelid FROM tree t
+            JOIN pg_class r ON r.oid = t.oid AND r.relkind = 'p'
+            JOIN pg_inherits i ON i.inhparent = t.oid AND NOT i.inhdetachpending)
+        SELECT json_build_object(
             'schema', w.s, 'name', w.n, 'oid', c.oid::bigint, 'kind', c.relkind,
             'partition', c.relispartition,
             'columns', (SELECT json_object_agg(a.attname,
                 json_build_array(a.attnum, a.atttypid::bigint, a.atttypmod)) FROM pg_attribute a
                 WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped),
             'parts', (SELECT json_agg(json_build_object(
-                'oid', r.oid::bigint, 'file', r.relfilenode::bigint,
                 'name', r.oid::regclass::text, 'kind', r.relkind,
                 'persistence', r.relpersistence, 'identity', r.relreplident,
                 'columns', (SELECT json_agg(a.attname) FROM pg_index i JOIN pg_attribute a
@@ -192,8 +208,16 @@ pub(super) fn tables(names: &Names, wanted: &Wanted) -> String {
                     WHERE i.indrelid = r.oid AND i.indisvalid
                     AND CASE r.relreplident WHEN 'd' THEN i.indisprimary
                         WHEN 'i' THEN i.indisreplident ELSE false END)) ORDER BY r.oid)
-                FROM pg_class r WHERE r.oid = c.oid
-                OR r.oid IN (SELECT relid FROM pg_partition_tree(c.oid) WHERE isleaf)),
+                FROM tree t JOIN pg_class r ON r.oid = t.oid
+                WHERE t.root = c.oid AND (r.oid = c.oid OR r.relkind <> 'p')),
+            'forms', (SELECT json_agg(json_build_object(
+                'oid', r.oid::bigint, 'file', r.relfilenode::bigint,
+                'columns', (SELECT hashtextextended(coalesce(string_agg(
+                    a.attnum || ' ' || a.xmin::text, ',' ORDER BY a.attnum), ''), 0)
+                    FROM pg_attribute a WHERE a.attrelid = r.oid AND a.attnum > 0)) ORDER BY r.oid)
+                FROM tree t JOIN pg_class r ON r.oid = t.oid WHERE t.root = c.oid),
+            'children', (SELECT json_agg(i.inhrelid::regclass::text ORDER BY i.inhrelid)
+                FROM pg_inherits i WHERE i.inhparent = c.oid AND c.relkind = 'r'),
             'published', (SELECT json_build_object(
                 'columns', t.attnames, 'filter', t.rowfilter) FROM pg_publication_tables t
                 WHERE t.pubname = p.pubname AND t.schemaname = w.s AND t.tablename = w.n),
@@ -203,7 +227,7 @@ pub(super) fn tables(names: &Names, wanted: &Wanted) -> String {
                         FROM pg_partition_ancestors(c.oid))
                     UNION ALL SELECT oid, xmin FROM pg_publication_namespace
                     WHERE pnpubid = p.oid AND pnnspid = c.relnamespace) m))::text
-        FROM (VALUES {values}) w (at, s, n)
+        FROM w
         LEFT JOIN pg_namespace n ON n.nspname = w.s
         LEFT JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = w.n
         LEFT JOIN pg_publication p ON p.pubname = {publication}

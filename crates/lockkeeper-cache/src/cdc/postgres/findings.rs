@@ -240,6 +240,18 @@ pub(super) fn of_table(table: &Table, wanted: &BTreeSet<String>) -> Vec<Finding>
             "Name that table.",
         );
     }
+    if let Some(children) = &table.children {
+        let what = format!(
+            "{name} has children ({}): statements that name it change their rows, and the log has those in the names of the \
+             children",
+            children.join(", ")
+        );
+        let each = children.iter();
+        let each = each.map(|child| format!("ALTER TABLE {child} NO INHERIT {};", quoted(&name)));
+        let fix = each.collect::<Vec<_>>().join("\n")
+            + "\n-- or have a partitioned table instead, or a rule for each child and none for this one";
+        return error(what, &fix);
+    }
     let there = |column: &&String| {
         table.columns.as_ref().is_some_and(|columns| columns.contains_key(*column))
     };

@@ -17,8 +17,9 @@ pub(super) struct Place {
     pub(super) publication: String,
     /// A hash of all that decides what is in the log, besides what changes.
     pub(super) tables: u64,
-    /// The same of the partitions.
-    pub(super) partitions: u64,
+    /// A hash of the [forms](super::facts::Forms) of the tables.
+    #[serde(rename = "partitions")]
+    pub(super) forms: u64,
 }
 
 /// Programs of two versions meet at one position: another form needs another number.
@@ -43,7 +44,7 @@ impl Place {
         (form.v == 1).then_some((form.place, lsn))
     }
 
-    /// What is another history than ours, if it is; partitions are not looked at.
+    /// What is another history than ours, if it is; forms are not looked at.
     pub(super) fn differs(&self, now: &Self) -> Option<String> {
         let what = [
             ("server", &self.system, &now.system),
@@ -72,7 +73,7 @@ mod tests {
             slot: "s".into(),
             publication: "p".into(),
             tables: u64::MAX,
-            partitions: 3,
+            forms: 3,
         }
     }
 
@@ -93,7 +94,7 @@ mod tests {
     #[test]
     fn another_history_is_named() {
         let then = place();
-        assert_eq!(then.differs(&Place { partitions: 9, ..place() }), None);
+        assert_eq!(then.differs(&Place { forms: 9, ..place() }), None);
         let other = then.differs(&Place { system: "8".into(), ..place() });
         assert_eq!(other.as_deref(), Some("the position is of server 7, and this is 8"));
         assert!(then.differs(&Place { tables: 1, ..place() }).is_some());

@@ -11,7 +11,7 @@ use pgwire_replication::protocol::ReplicationCopyData;
 use tokio::time::Instant;
 
 use super::control::{Control, Moment};
-use super::facts::{self, Facts, Partitions};
+use super::facts::{self, Facts, Forms};
 use super::pgoutput::{self, Message};
 use super::position::Place;
 use super::pump::Pump;
@@ -42,7 +42,7 @@ pub(super) struct Reader {
     pub(super) pump: Pump,
     pub(super) relations: Relations,
     pub(super) place: Place,
-    pub(super) partitions: Partitions,
+    pub(super) forms: Forms,
     /// What comes before everything else.
     pub(super) first: Option<Batch>,
     pub(super) looked: Instant,
@@ -228,20 +228,21 @@ impl Reader {
             return Err(LogError::Lost(other));
         }
         self.source.limit(&mut self.control, &facts).await?;
-        Ok(self.repartition(&facts))
+        Ok(self.reshape(&facts))
     }
 
-    fn repartition(&mut self, facts: &Facts) -> Vec<Change> {
-        let now = facts.partitions();
-        let changed =
-            now.iter().filter(|(table, parts)| self.partitions.get(*table) != Some(*parts));
+    /// What looks otherwise than before. All that the catalogues say to us can be read by everybody.
+    fn reshape(&mut self, facts: &Facts) -> Vec<Change> {
+        let now = facts.forms();
+        let changed = now.iter().filter(|(table, forms)| self.forms.get(*table) != Some(*forms));
         let changes = changed.map(|(table, _)| Change::Table {
             table: Arc::new(table.clone()),
-            why: "a partition came or went, or was truncated",
+            why: "its columns or partitions have changed, or its rows were written anew",
         });
         let changes = changes.collect();
-        self.place.partitions = facts::hash_of(&now);
-        self.partitions = now;
+        // Saved with positions from here on: none is given away before these changes are.
+        self.place.forms = facts::hash_of(&now);
+        self.forms = now;
         changes
     }
 }

@@ -25,8 +25,10 @@ struct Known {
     columns: Columns,
     /// For each column of the table, which of the wanted it is.
     places: Vec<Option<usize>>,
-    /// Where the wanted columns are, and their types.
-    shape: Vec<Option<(usize, u32, i32)>>,
+    /// All that there are: name, type and its modifier.
+    shape: Vec<(String, u32, i32)>,
+    /// Whether every wanted column is there.
+    complete: bool,
     /// Whether rows are identified by every wanted column.
     identified: bool,
 }
@@ -87,7 +89,7 @@ impl Relations {
         self.known.get(&relation).map(Option::as_ref).ok_or(Unknown)
     }
 
-    /// A table, as it is from now on; and whether keys may have become others by that.
+    /// A table, as it is from now on; and whether its rows, or their keys, may look otherwise than before.
     fn learn(&mut self, relation: &Relation<'_>) -> Option<Change> {
         let table = TableName::new(relation.schema, relation.name);
         let Some(columns) = self.wanted.get(&table) else {
@@ -103,7 +105,7 @@ impl Relations {
         if let Some(other) = other {
             self.known.remove(&other);
         }
-        let why = if now.shape.contains(&None) {
+        let why = if !now.complete {
             Some("a column that keys are made of is not there")
         } else if other.is_some() {
             Some("there is another table of that name")
@@ -111,7 +113,7 @@ impl Relations {
             let before = self.known.get(&relation.id).and_then(Option::as_ref);
             before
                 .is_some_and(|before| before.shape != now.shape || before.table != now.table)
-                .then_some("a column that keys are made of has changed")
+                .then_some("its columns have changed")
         };
         let change = why.map(|why| now.all(why));
         self.known.insert(relation.id, Some(now));
@@ -126,17 +128,16 @@ impl Known {
         let places: Vec<Option<usize>> = relation.columns.iter().map(wanted).collect();
         let identity = relation.columns.iter().filter(|column| column.identity);
         let identity = identity.filter_map(wanted).count();
-        let find = |wanted: &Arc<str>| {
-            let at = relation.columns.iter().position(|column| *column.name == **wanted)?;
-            let column = relation.columns[at];
-            Some((at, column.kind, column.modifier))
-        };
-        let shape: Vec<_> = columns.iter().map(find).collect();
+        let all = relation.columns.iter();
+        let shape = all.map(|column| (column.name.to_owned(), column.kind, column.modifier));
+        let shape = shape.collect();
+        let complete = places.iter().flatten().count() == columns.len();
         Self {
             table: Arc::new(table),
             columns: Arc::clone(columns),
             places,
             shape,
+            complete,
             identified: identity == columns.len(),
         }
     }

@@ -39,11 +39,6 @@ impl Snapshot {
         let distance = xid.wrapping_sub(u32::from_be_bytes([a, b, c, d])).cast_signed();
         self.end.saturating_add_signed(i64::from(distance))
     }
-
-    /// Those that had begun and not ended.
-    pub(super) fn running(&self) -> &[u64] {
-        &self.running
-    }
 }
 
 #[cfg(test)]
@@ -53,13 +48,13 @@ mod tests {
     #[test]
     fn what_runs_or_comes_later_cannot_be_seen() {
         let snapshot = Snapshot::parse("10:20:12,15").unwrap();
-        assert_eq!(snapshot.running(), [12, 15]);
+        assert_eq!(snapshot.running, [12, 15]);
         for (xid, seen) in
             [(9, true), (11, true), (12, false), (15, false), (19, true), (20, false)]
         {
             assert_eq!(snapshot.sees(xid), seen, "{xid}");
         }
-        assert_eq!(Snapshot::parse("3:3:").unwrap().running(), [0; 0]);
+        assert_eq!(Snapshot::parse("3:3:").unwrap().running, [0; 0]);
         for bad in ["", "1:2", "1:x:", "1:2:x"] {
             assert_eq!(Snapshot::parse(bad), None, "{bad}");
         }

@@ -15,8 +15,8 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
-use crate::cdc::provider::provider;
 use crate::error::BoxError;
+use crate::provider::provider;
 
 /// What the URL says about TLS. Files, or what would be in them.
 #[derive(Clone, Default)]
