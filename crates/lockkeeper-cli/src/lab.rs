@@ -17,14 +17,7 @@ use crate::output::{print, print_json};
 pub(crate) async fn lab(url: Option<&str>, lab: Lab) -> Result<Code, Failure> {
     match lab.command {
         None | Some(LabCommand::List) => print(list().as_bytes()),
-        Some(LabCommand::Run(run)) => {
-            let stopped = stopped()?;
-            tokio::select! {
-                code = experiments(url, &run) => code,
-                // What was started ends as it is dropped.
-                signal = stopped => Ok(Code::of_signal(signal)),
-            }
-        }
+        Some(LabCommand::Run(run)) => experiments(url, &run).await,
     }
 }
 
@@ -63,14 +56,26 @@ fn list() -> String {
 
 async fn experiments(url: Option<&str>, run: &LabRun) -> Result<Code, Failure> {
     let chosen = chosen(run)?;
-    let url = url.map(redis).transpose()?;
+    let (url, stopped) = (url.map(redis).transpose()?, stopped()?);
     let seed = run.seed.unwrap_or_else(|| Instant::now().as_nanos() % 1_000_000);
     if let Some(folder) = &run.report {
         // Before minutes of work, and not after them.
         std::fs::create_dir_all(folder).map_err(|error| cannot_write(folder, &error))?;
     }
     say(&format!("seed {seed}"));
-    let findings = lockkeeper_lab::run(&chosen, &Setting { seed, url }, &mut progress).await;
+    let (setting, mut tell) = (Setting::new(seed, url), progress);
+    let ended = tokio::select! {
+        findings = lockkeeper_lab::run(&chosen, &setting, &mut tell) => Ok(findings),
+        // The servers that were started end as they are dropped.
+        signal = stopped => Err(Code::of_signal(signal)),
+    };
+    if let Err(error) = setting.clean().await {
+        say(&format!("keys that begin with lockkeeper-lab: may be left at the server: {error}"));
+    }
+    let findings = match ended {
+        Ok(findings) => findings,
+        Err(code) => return Ok(code),
+    };
     if let Some(folder) = &run.report {
         let page = folder.join("index.html");
         std::fs::write(&page, report::page(&findings))

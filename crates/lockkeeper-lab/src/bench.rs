@@ -22,7 +22,7 @@ pub struct Bench {
 impl Bench {
     /// For one variant. `url` is a Redis server that others use as well, else one is started.
     pub fn new(seed: u64, run: &str, url: Option<String>) -> Self {
-        Self { seed, prefix: format!("lockkeeper-lab:{run}:"), url }
+        Self { seed, prefix: prefix(run), url }
     }
 
     /// Random numbers, the same for every run with this seed.
@@ -50,28 +50,32 @@ impl Bench {
         };
         Ok(Redis { url, _server: server })
     }
+}
 
-    /// Removes what was written to a server that others use. What does not expire would stay there.
-    ///
-    /// # Errors
-    ///
-    /// When the server does not answer.
-    pub async fn clean(&self) -> Result<()> {
-        let Some(url) = &self.url else { return Ok(()) };
-        let mut connection = connect(url).await?;
-        let pattern = format!("*{}*", self.prefix);
-        let mut cursor = 0_u64;
-        loop {
-            let mut scan = redis::cmd("SCAN");
-            scan.arg(cursor).arg("MATCH").arg(&pattern).arg("COUNT").arg(1000);
-            let (next, keys): (u64, Vec<String>) = scan.query_async(&mut connection).await?;
-            for key in keys {
-                connection.unlink::<_, ()>(key).await?;
-            }
-            cursor = next;
-            if cursor == 0 {
-                return Ok(());
-            }
+/// What the names of a run have in common.
+pub(crate) fn prefix(run: &str) -> String {
+    format!("lockkeeper-lab:{run}:")
+}
+
+/// Removes the keys that have this in their names. What does not expire would stay there.
+///
+/// # Errors
+///
+/// When the server does not answer.
+pub(crate) async fn remove(url: &str, part: &str) -> Result<()> {
+    let mut connection = connect(url).await?;
+    let pattern = format!("*{part}*");
+    let mut cursor = 0_u64;
+    loop {
+        let mut scan = redis::cmd("SCAN");
+        scan.arg(cursor).arg("MATCH").arg(&pattern).arg("COUNT").arg(1000);
+        let (next, keys): (u64, Vec<String>) = scan.query_async(&mut connection).await?;
+        for key in keys {
+            connection.unlink::<_, ()>(key).await?;
+        }
+        cursor = next;
+        if cursor == 0 {
+            return Ok(());
         }
     }
 }

@@ -1,4 +1,4 @@
-//! All experiments, in the order of the notes.
+//! All experiments: locks first, then stock, then caches.
 
 use crate::experiment::Experiment;
 use crate::experiments;

@@ -121,7 +121,7 @@ mod tests {
         let drawn = draw(&line);
         let expected = "
              client 1       client 2
-     0.0 ms  ┃ SET lock NX  │
+    0.00 ms  ┃ SET lock NX  │
     51.2 ms  ┃              │ SET lock NX PX 30000,
              ┃              │ which is long → OK
     51.3 ms  ✗ both hold it

@@ -10,15 +10,13 @@ use crate::error::Result;
 use crate::outcome::Outcome;
 use crate::servers::Program;
 
-/// A failure that the notes describe.
+/// A failure that people meet.
 #[derive(Clone, Copy, Debug)]
 pub struct Experiment {
     /// What it is called on the command line, in kebab-case.
     pub name: &'static str,
     /// What it is about, in a few words.
     pub title: &'static str,
-    /// Which of the notes it comes from: file and section.
-    pub note: &'static str,
     /// Why it goes wrong, for somebody who has never seen it. What happened on this run is told by the
     /// outcomes of the variants.
     pub about: &'static str,
@@ -29,7 +27,7 @@ pub struct Experiment {
     pub anywhere: bool,
     /// Whether it is in the half that every test run does: over within two seconds.
     pub fast: bool,
-    /// The naive program first, then what the notes make of it, Lockkeeper last.
+    /// The naive program first, then what is usually made of it, Lockkeeper last.
     pub variants: &'static [Variant],
 }
 
@@ -64,9 +62,9 @@ impl fmt::Debug for Variant {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Role {
-    /// What the notes begin with.
+    /// What everybody writes first.
     Naive,
-    /// What the notes make of it.
+    /// What is usually made of it.
     Repair,
     /// The same with Lockkeeper.
     Lockkeeper,

@@ -1,19 +1,25 @@
 //! What a write and the read after it cost when nobody is in the way, by each recipe. An order that is forced says
 //! nothing about speed, so it is measured apart.
 
+pub mod read_write;
+
 use std::time::Duration;
 
 use lockkeeper::Locks;
 use lockkeeper::clock::Instant;
 use lockkeeper_cache::Strategy;
 
+use self::read_write::{READ, UNLOCK, WRITE, ask};
 use crate::bench::{Redis, set_nx};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::outcome::Tally;
 use crate::stage::{ByHand, KEY, OLD, Stage, Stops, failed};
 
-/// So often is it written and read.
-const TIMES: u64 = 50;
+/// So often is it written and read, after so often for nothing: connections and scripts are there then.
+const TIMES: usize = 50;
+const FIRST: usize = 5;
+/// How long a read-write lock lives, which nobody loses here.
+const LIFE: Duration = Duration::from_secs(30);
 
 /// A way to write a row and its cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,6 +38,8 @@ pub enum Recipe {
     UpdateSetLocked,
     /// `UPDATE`, `DEL` under a lock; reads under it too.
     UpdateDeleteLocked,
+    /// The same under a [read-write lock](read_write).
+    UpdateDeleteReadWriteLocked,
     /// Through Lockkeeper.
     Table(Strategy),
 }
@@ -48,29 +56,52 @@ impl Recipe {
             return table(&stage, strategy, tally).await;
         }
         let (mut hand, lock) = (stage.by_hand("hand"), format!("{}:lock", stage.key));
-        let start = Instant::now();
-        for value in OLD + 1..=OLD + TIMES {
+        let mut took = Vec::new();
+        for value in values() {
             let since = Instant::now();
-            self.write(&mut hand, &lock, value).await?;
-            let locked = self == Self::UpdateDeleteLocked;
-            if locked {
-                set_nx(&mut hand.connection, &lock, "1", None).await?;
-            }
+            self.lock(&mut hand, &lock, WRITE).await?;
+            self.write(&mut hand, value).await?;
+            self.unlock(&mut hand, &lock, WRITE).await?;
+            self.lock(&mut hand, &lock, READ).await?;
             hand.read().await?;
-            if locked {
-                unlock(&mut hand, &lock).await?;
-            }
-            tally.operation(Instant::now().since(since));
+            self.unlock(&mut hand, &lock, READ).await?;
+            took.push(Instant::now().since(since));
         }
-        tally.within(Instant::now().since(start));
+        tally.alone(took.split_off(FIRST));
         Ok(())
     }
 
-    async fn write(self, hand: &mut ByHand<'_>, lock: &str, value: u64) -> Result<()> {
-        let locked = matches!(self, Self::UpdateSetLocked | Self::UpdateDeleteLocked);
-        if locked {
-            set_nx(&mut hand.connection, lock, "1", None).await?;
+    /// Takes its lock, if it has one, to [read](READ) or to [write](WRITE).
+    async fn lock(self, hand: &mut ByHand<'_>, lock: &str, to: &str) -> Result<()> {
+        let got = match self {
+            Self::UpdateDeleteReadWriteLocked => {
+                ask(&mut hand.connection, to, lock, "hand", LIFE).await?
+            }
+            _ if self.has_mutex(to) => set_nx(&mut hand.connection, lock, "1", None).await?,
+            _ => true,
+        };
+        if got { Ok(()) } else { Err(Error::Other("a lock that nobody has was refused".into())) }
+    }
+
+    /// Gives it back.
+    async fn unlock(self, hand: &mut ByHand<'_>, lock: &str, to: &str) -> Result<()> {
+        if self == Self::UpdateDeleteReadWriteLocked {
+            ask(&mut hand.connection, UNLOCK, lock, "hand", LIFE).await?;
+        } else if self.has_mutex(to) {
+            redis::cmd("DEL").arg(lock).query_async::<()>(&mut hand.connection).await?;
         }
+        Ok(())
+    }
+
+    fn has_mutex(self, to: &str) -> bool {
+        match self {
+            Self::UpdateSetLocked => to == WRITE,
+            Self::UpdateDeleteLocked => true,
+            _ => false,
+        }
+    }
+
+    async fn write(self, hand: &mut ByHand<'_>, value: u64) -> Result<()> {
         match self {
             Self::UpdateSet | Self::UpdateSetLocked => {
                 hand.update(value);
@@ -80,7 +111,7 @@ impl Recipe {
                 hand.set(value, None).await?;
                 hand.update(value);
             }
-            Self::UpdateDelete | Self::UpdateDeleteLocked => {
+            Self::UpdateDelete | Self::UpdateDeleteLocked | Self::UpdateDeleteReadWriteLocked => {
                 hand.update(value);
                 hand.delete().await?;
             }
@@ -96,16 +127,13 @@ impl Recipe {
             }
             Self::Table(_) => {}
         }
-        if locked {
-            unlock(hand, lock).await?;
-        }
         Ok(())
     }
 }
 
-async fn unlock(hand: &mut ByHand<'_>, lock: &str) -> Result<()> {
-    redis::cmd("DEL").arg(lock).query_async::<()>(&mut hand.connection).await?;
-    Ok(())
+/// What is written, one after the other.
+fn values() -> impl Iterator<Item = u64> {
+    (OLD + 1..).take(FIRST + TIMES)
 }
 
 async fn table(stage: &Stage, strategy: Strategy, tally: &mut Tally) -> Result<()> {
@@ -113,13 +141,13 @@ async fn table(stage: &Stage, strategy: Strategy, tally: &mut Tally) -> Result<(
     let settings = |table: lockkeeper_cache::Builder| table.locks(locks);
     let process = stage.table_with("process", Stops::default(), strategy, settings).await?;
     let (table, key) = (&process.table, KEY.to_owned());
-    let start = Instant::now();
-    for value in OLD + 1..=OLD + TIMES {
+    let mut took = Vec::new();
+    for value in values() {
         let since = Instant::now();
         table.write(&key, Some(value)).await.map_err(failed)?;
         table.read(&key).await.map_err(failed)?;
-        tally.operation(Instant::now().since(since));
+        took.push(Instant::now().since(since));
     }
-    tally.within(Instant::now().since(start));
+    tally.alone(took.split_off(FIRST));
     Ok(())
 }

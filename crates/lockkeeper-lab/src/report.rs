@@ -1,6 +1,7 @@
 //! What was found as one page: no network, no scripts, light and dark, for a phone and for a desk.
 
 mod bars;
+mod document;
 mod escape;
 mod picture;
 
@@ -14,8 +15,15 @@ use crate::timeline::{Kind, Timeline, millis};
 
 use self::escape::escape;
 
+pub use self::document::{Document, document};
+
 const PAGE: &str = include_str!("report/page.html");
-const STYLE: &str = include_str!("report/page.css");
+/// The pictures have the first two also where they stand alone.
+const STYLE: [&str; 3] = [
+    include_str!("report/colours.css"),
+    include_str!("report/picture.css"),
+    include_str!("report/page.css"),
+];
 
 /// The page.
 pub fn page(findings: &Findings) -> String {
@@ -23,13 +31,13 @@ pub fn page(findings: &Findings) -> String {
     for finding in &findings.experiments {
         body.push_str(&experiment(finding));
     }
-    let facts = format!(
-        "{} experiments, {:.1} s, seed {}",
-        findings.experiments.len(),
-        findings.seconds,
-        findings.seed
-    );
-    PAGE.replace("{style}", STYLE).replace("{facts}", &facts).replace("{body}", &body)
+    let page = PAGE.replace("{style}", &STYLE.concat());
+    page.replace("{facts}", &facts(findings)).replace("{body}", &body)
+}
+
+fn facts(findings: &Findings) -> String {
+    let Findings { seed, seconds, experiments } = findings;
+    format!("{} experiments, {seconds:.1} s, seed {seed}", experiments.len())
 }
 
 /// What came out, in one table that leads to the rest. Writing to a string does not fail.
@@ -37,7 +45,7 @@ fn summary(findings: &Findings) -> String {
     let mut text = String::from(
         "<section id=\"summary\"><h2>What came out</h2>\
          <p>Each row is a program: how often a checker saw what must not be, and how fast it was. \
-         Where the worst order is forced, that is measured apart: one client takes and gives back a lock that nobody else wants.</p>\
+         Where the worst order is forced, that is measured apart, with one client that nobody is in the way of: it takes a lock and gives it back, or writes a row and reads it.</p>\
          <div class=\"wide\"><table><thead><tr><th>Program<th class=\"n runs\">Runs<th class=\"n\">Violations\
          <th class=\"n\">Ops/s<th class=\"n\">p99</tr></thead>",
     );
@@ -93,11 +101,10 @@ fn chip(verdict: &Verdict) -> String {
 }
 
 fn experiment(finding: &Finding) -> String {
-    let Finding { name, title, note, about, .. } = finding;
+    let Finding { name, title, about, .. } = finding;
     let mut text = format!(
-        "<section id=\"{name}\"><h2>{}</h2><p class=\"note\"><code>{name}</code> · notes {}</p><p>{}</p>",
+        "<section id=\"{name}\"><h2>{}</h2><p class=\"note\"><code>{name}</code></p><p>{}</p>",
         escape(title),
-        escape(note),
         escape(about)
     );
     if let Some(why) = &finding.skipped {

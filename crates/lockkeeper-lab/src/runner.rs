@@ -5,7 +5,7 @@ use std::time::Duration;
 use lockkeeper::clock::Instant;
 use serde::Serialize;
 
-use crate::bench::Bench;
+use crate::bench::{Bench, prefix, remove};
 use crate::error::Error;
 use crate::experiment::{Expect, Experiment, Role, Variant};
 use crate::gate::within;
@@ -32,8 +32,6 @@ pub struct Finding {
     pub name: &'static str,
     /// See [`Experiment::title`].
     pub title: &'static str,
-    /// See [`Experiment::note`].
-    pub note: &'static str,
     /// See [`Experiment::about`].
     pub about: &'static str,
     /// Why it was not run, if it was not: what to install.
@@ -80,10 +78,32 @@ pub enum Progress<'a> {
 /// What to run them with.
 #[derive(Clone, Debug)]
 pub struct Setting {
-    /// For the random numbers.
-    pub seed: u64,
-    /// A Redis server for those experiments that do no harm there.
-    pub url: Option<String>,
+    seed: u64,
+    url: Option<String>,
+    /// Part of all names, so that nobody else has them.
+    id: String,
+}
+
+impl Setting {
+    /// With this seed for the random numbers. `url`: a Redis server that has other users, for those experiments that do
+    /// no harm there.
+    pub fn new(seed: u64, url: Option<String>) -> Self {
+        Self { seed, url, id: format!("{:x}", Instant::now().as_nanos()) }
+    }
+
+    /// Removes what was written to a server that has other users, also by a run that was not waited for.
+    ///
+    /// # Errors
+    ///
+    /// When the server does not answer.
+    pub async fn clean(&self) -> crate::Result<()> {
+        match &self.url {
+            Some(url) => within(LONGEST, "the removal of keys", remove(url, &prefix(&self.id)))
+                .await
+                .flatten(),
+            None => Ok(()),
+        }
+    }
 }
 
 /// Runs these. Nothing that goes wrong in one keeps the others from being run.
@@ -98,7 +118,6 @@ pub async fn run(
         let mut finding = Finding {
             name: experiment.name,
             title: experiment.title,
-            note: experiment.note,
             about: experiment.about,
             skipped: missing(experiment, setting),
             variants: Vec::new(),
@@ -127,12 +146,10 @@ fn missing(experiment: &Experiment, setting: &Setting) -> Option<String> {
 }
 
 async fn try_out(experiment: &Experiment, variant: &'static Variant, setting: &Setting) -> Verdict {
-    let id = format!("{:x}:{}:{}", Instant::now().as_nanos(), experiment.name, variant.name);
+    let id = format!("{}:{}:{}", setting.id, experiment.name, variant.name);
     let url = setting.url.clone().filter(|_| experiment.anywhere);
     let bench = Bench::new(setting.seed, &id, url);
     let result = within(LONGEST, "its end", (variant.run)(&bench)).await.flatten();
-    let cleaned = bench.clean().await;
-    let result = result.and_then(|outcome| cleaned.map(|()| outcome));
     Verdict {
         name: variant.name,
         title: variant.title,

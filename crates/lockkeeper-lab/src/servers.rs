@@ -147,7 +147,9 @@ impl Server {
             let mut server = Self { program, command: command.clone(), address, child, dir };
             match server.ready().await {
                 Ok(()) => return Ok(server),
-                Err(error) => last = error.to_string(),
+                // Its port was another's.
+                Err(error) if server.child.try_wait()?.is_some() => last = error.to_string(),
+                Err(error) => return Err(error),
             }
         }
         Err(Error::Other(last))
@@ -203,7 +205,8 @@ impl Server {
         let pid = Pid::from_child(&self.child);
         kill_process(pid, Signal::STOP).map_err(std::io::Error::from)?;
         // The signal alone returns while its threads may still run.
-        waitid(WaitId::Pid(pid), WaitIdOptions::STOPPED).map_err(std::io::Error::from)?;
+        let stopped = WaitIdOptions::STOPPED | WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
+        waitid(WaitId::Pid(pid), stopped).map_err(std::io::Error::from)?;
         Ok(())
     }
 
@@ -317,7 +320,10 @@ fn fill(text: &str, address: SocketAddr, dir: &Path) -> String {
 
 fn spawn(command: &[String], address: SocketAddr, dir: &Path) -> Result<Child> {
     let log = File::options().create(true).append(true).open(dir.join("log"))?;
-    let mut words = command.iter().map(|word| fill(word, address, dir));
+    // Else it outlives a lab that is killed.
+    let with_us = ["setpriv", "--pdeathsig", "KILL"].map(String::from);
+    let with_us = with_us.into_iter().filter(|_| in_path("setpriv"));
+    let mut words = with_us.chain(command.iter().map(|word| fill(word, address, dir)));
     let child = Command::new(words.next().unwrap_or_default())
         .args(words)
         .current_dir(dir)

@@ -29,9 +29,16 @@ pub fn draw(findings: &Findings) -> String {
     align(&rows)
 }
 
-/// Operations in a second, with as many digits as mean something.
+/// Operations in a second, with as many digits as mean something: two.
 pub fn rate(rate: f64) -> String {
-    if rate >= 100.0 { format!("{rate:.0}") } else { format!("{rate:.1}") }
+    if rate < 10.0 {
+        return format!("{rate:.1}");
+    }
+    let mut unit = 1.0;
+    while rate / unit >= 100.0 {
+        unit *= 10.0;
+    }
+    format!("{:.0}", (rate / unit).round() * unit)
 }
 
 /// Rows with their columns aligned: words to the left, figures to the right.
@@ -67,6 +74,7 @@ mod tests {
 
     #[test]
     fn rates_have_as_many_digits_as_mean_something() {
-        assert_eq!([rate(12345.6), rate(1.26)], ["12346", "1.3"]);
+        assert_eq!([rate(12_545.6), rate(999.0), rate(1.26)], ["13000", "1000", "1.3"]);
+        assert_eq!([rate(0.0), rate(9.96), rate(24.4)], ["0.0", "10.0", "24"]);
     }
 }

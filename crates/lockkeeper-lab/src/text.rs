@@ -22,8 +22,7 @@ pub fn draw(findings: &Findings) -> String {
 }
 
 fn one(finding: &Finding) -> String {
-    let mut text =
-        format!("== {}: {}\n   (notes {})\n\n", finding.name, finding.title, finding.note);
+    let mut text = format!("== {}: {}\n\n", finding.name, finding.title);
     paragraph(&mut text, finding.about);
     if let Some(why) = &finding.skipped {
         paragraph(&mut text, &format!("Skipped: {why}."));

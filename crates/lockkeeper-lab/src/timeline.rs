@@ -144,9 +144,14 @@ impl Timeline {
     }
 }
 
-/// As a reader wants it: `12.3 ms`.
+/// As a reader wants it: `12.3 ms`, and `0.04 ms` where that matters.
 pub fn millis(micros: u64) -> String {
-    format!("{}.{} ms", micros / 1000, micros % 1000 / 100)
+    let (whole, part) = (micros / 1000, micros % 1000);
+    if whole < 10 {
+        format!("{whole}.{:02} ms", part / 10)
+    } else {
+        format!("{whole}.{} ms", part / 100)
+    }
 }
 
 #[cfg(test)]
@@ -181,6 +186,6 @@ mod tests {
     fn a_run_is_told_in_its_order() {
         let events = vec![event(0, "a", Kind::Took), event(1234, "", Kind::Violated)];
         let line = Timeline { events, ..Timeline::default() };
-        assert_eq!(line.tell(), "at 0.0 ms a: Took; at 1.2 ms the checker sees that Violated.");
+        assert_eq!(line.tell(), "at 0.00 ms a: Took; at 1.23 ms the checker sees that Violated.");
     }
 }

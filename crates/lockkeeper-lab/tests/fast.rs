@@ -11,7 +11,7 @@ async fn every_fast_experiment_comes_out_as_it_must() {
         .iter()
         .filter(|one| only.as_ref().map_or(one.fast, |only| one.name == only))
         .collect();
-    let setting = Setting { seed: 1, url: None };
+    let setting = Setting::new(1, None);
     let findings = run(&chosen, &setting, &mut |progress| eprintln!("{progress:.100?}")).await;
     for verdict in findings.experiments.iter().flat_map(|finding| &finding.variants) {
         let Some(outcome) = &verdict.outcome else { continue };

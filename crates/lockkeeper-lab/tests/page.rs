@@ -27,7 +27,7 @@ async fn findings() -> Findings {
         .iter()
         .map(|name| catalogue::find(name).unwrap())
         .collect();
-    run(&chosen, &Setting { seed: 1, url: None }, &mut |_| {}).await
+    run(&chosen, &Setting::new(1, None), &mut |_| {}).await
 }
 
 /// A window of a browser cannot be as narrow as a phone, a frame can. What the probe found is copied to where it

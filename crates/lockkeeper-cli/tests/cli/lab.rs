@@ -2,10 +2,12 @@
 
 use std::fs;
 
+use redis::Commands;
+use rustix::process::Signal;
 use serde_json::Value;
 use testkit::server;
 
-use super::harness::Store;
+use super::harness::{Store, eventually, lives};
 
 #[test]
 fn the_list_names_every_experiment_and_what_it_needs() {
@@ -73,4 +75,38 @@ async fn a_server_that_others_use_is_left_as_it_was() {
     assert_eq!(keys.expect("keys"), ["theirs"]);
     let info = redis::cmd("INFO").arg("commandstats").query_async::<String>(&mut connection).await;
     assert!(info.expect("info").contains("cmdstat_set"), "the experiments ran there");
+}
+
+/// Also when it is interrupted at a moment at which there are keys that never end.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_interrupted_run_leaves_nothing_at_the_server() {
+    let server = server::redis(&[]).await;
+    let url = format!("redis://{}", server.address());
+    let client = redis::Client::open(url.as_str()).expect("a URL");
+    let mut connection = client.get_connection().expect("connects");
+    let mut keys = || connection.keys::<_, Vec<String>>("*").expect("keys");
+    let mut running = Store::new().start(&["--url", &url, "lab", "run", "crashed-holder"]);
+    eventually("a lock", || keys().iter().any(|key| key.ends_with(":lock-0")).then_some(()));
+    running.signal(Signal::INT);
+    assert_eq!(running.code(), 130);
+    assert_eq!(keys(), [""; 0]);
+}
+
+#[test]
+fn servers_end_with_a_lab_that_is_killed() {
+    let running = Store::new().start(&["lab", "run", "crashed-holder"]);
+    let lab = running.pid().as_raw_nonzero();
+    let children = || {
+        let threads = fs::read_dir(format!("/proc/{lab}/task")).into_iter().flatten().flatten();
+        let children =
+            threads.filter_map(|thread| fs::read_to_string(thread.path().join("children")).ok());
+        children.collect::<String>().split_whitespace().map(str::to_owned).collect::<Vec<_>>()
+    };
+    let is_redis = |pid: &String| {
+        fs::read_to_string(format!("/proc/{pid}/comm"))
+            .is_ok_and(|name| name.trim() == "redis-server")
+    };
+    let server = eventually("a server", || children().into_iter().find(is_redis));
+    running.signal(Signal::KILL);
+    eventually("the server ends", || (!lives(&server)).then_some(()));
 }

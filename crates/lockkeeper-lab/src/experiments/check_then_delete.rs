@@ -29,7 +29,6 @@ const LEASE: Duration = Duration::from_millis(200);
 pub const EXPERIMENT: Experiment = Experiment {
     name: "check-then-delete",
     title: "The owner is checked and the lock deleted in two commands",
-    note: "000 §03 (3), 002 §4.3.4, 004 \"atomic release\"",
     about: "To delete only one's own lock, a client writes its name into it and looks before it deletes. \
             Between looking and deleting the lock may expire and become another's, which is then deleted all \
             the same: the one who holds it is not alone any more. Comparing and deleting must be one step.",

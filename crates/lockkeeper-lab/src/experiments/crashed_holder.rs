@@ -8,7 +8,6 @@ use crate::servers::Program;
 pub const EXPERIMENT: Experiment = Experiment {
     name: "crashed-holder",
     title: "SETNX without a time to live, and the holder dies",
-    note: "000 §02 (d), 002 §4.3.1, 004 \"deadlock\"",
     about: "SETNX lets exactly one client in, and DEL lets the next one in. A client that dies between the two \
             never deletes: the key stays, and everybody else is locked out for ever. A finally block helps \
             against exceptions, not against a killed process.",

@@ -12,13 +12,12 @@ use crate::stage::{NEW, OLD, Stage, Stop, Stops, play};
 use crate::timeline::{Kind, State, Timeline};
 
 /// How long after the change the second delete comes.
-const DELAY: Duration = Duration::from_millis(20);
+const DELAY: Duration = Duration::from_millis(10);
 
 /// The experiment.
 pub const EXPERIMENT: Experiment = Experiment {
     name: "delayed-double-delete",
     title: "The second delete comes too early, too late, or not at all",
-    note: "000 §08 (2), 002 §2.1.1, §2.1.3",
     about: "Delayed double delete removes what slow readers filled, with a second delete a while after the \
             change. No delay is right: a reader that is held up for longer fills after it. If the writer \
             waits, every write takes that long; if it does not, readers get the old value until then; and a \
@@ -197,6 +196,7 @@ async fn lockkeeper(stage: &Stage) -> Result<()> {
     tokio::time::sleep(DELAY).await;
     loaded.let_go();
     reading.end().await?;
+    reader.has_filled().await?;
     stage.late_readers_of_table().await
 }
 

@@ -12,13 +12,12 @@ use crate::stage::{NEW, OLD, Stage, Stop, Stops, play};
 use crate::timeline::{Kind, Timeline};
 
 /// How long the writer waits before it deletes once more.
-const DELAY: Duration = Duration::from_millis(20);
+const DELAY: Duration = Duration::from_millis(10);
 
 /// The experiment.
 pub const EXPERIMENT: Experiment = Experiment {
     name: "delete-then-update",
     title: "A reader fills the cache again between the delete and the update",
-    note: "002 §2.1.1",
     about: "Who deletes the entry before the change of the database invites the next reader to put the old \
             value back: it finds nothing, reads the database, which is not changed yet, and sets that. When \
             the change is committed nobody deletes any more.",

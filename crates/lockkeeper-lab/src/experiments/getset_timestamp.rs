@@ -3,7 +3,7 @@
 use redis::AsyncCommands;
 use redis::aio::MultiplexedConnection;
 
-use super::speed::{self, How};
+use super::speed::{self, DELETE_OWN, How};
 use crate::bench::{Bench, set_nx};
 use crate::error::{Error, Result};
 use crate::experiment::{Expect, Experiment, Role, Variant};
@@ -14,7 +14,7 @@ use crate::timeline::{Kind, Timeline};
 
 /// How often each program is run.
 const RUNS: u32 = 10;
-/// How long the lock is meant to last, in milliseconds, as in the notes.
+/// How long the lock is meant to last, in milliseconds.
 const TIMEOUT: u64 = 5000;
 /// What a right clock says, in milliseconds. No time passes during a run but what is said here.
 const NOW: u64 = 1_000_000;
@@ -25,12 +25,14 @@ const AHEAD: u64 = 6000;
 pub const EXPERIMENT: Experiment = Experiment {
     name: "getset-timestamp",
     title: "SETNX with a time stamp, GETSET when it has passed, and clocks that differ",
-    note: "003 version two",
     about: "So that a crash between SETNX and EXPIRE locks nobody out, the lock's value says when it ends; who finds \
             it passed replaces it by GETSET, and has the lock if the value was still the one it had read. The \
             time is that of each client's own machine. A client whose clock is ahead by more than the time-out \
             takes a lock that is held. With equal clocks one flaw is left: who asks in vain has replaced \
-            the holder's time stamp by its own. The clocks are part of the program here, and set as needed.",
+            the holder's time stamp by its own, so the holder does not know its lock again when it gives it back, \
+            and it stays behind, held by nobody. The clocks of these clients are part of the program, and set as \
+            needed. With SET NX PX and with Lockkeeper no client's clock is asked, so none is set here; the server's \
+            counts, and what happens when that jumps is shown by redlock-clock-jump.",
     needs: &[Program::Redis],
     anywhere: true,
     fast: true,
@@ -44,21 +46,21 @@ pub const EXPERIMENT: Experiment = Experiment {
         },
         Variant {
             name: "clocks-in-step",
-            title: "GETSET, equal clocks, two ask at once",
+            title: "GETSET, equal clocks, two ask at once; the holder deletes only its own",
             role: Role::Repair,
             expect: Expect::Broken,
             run: |bench| Box::pin(many(bench, in_step_run, How::SetNxExpire, told_in_step)),
         },
         Variant {
             name: "set-nx-px",
-            title: "SET NX PX: the server's clock counts",
+            title: "SET NX PX: no client's clock is asked, the server's counts",
             role: Role::Repair,
             expect: Expect::Sound,
-            run: |bench| Box::pin(many(bench, by_the_server_run, How::Script, told_apart)),
+            run: |bench| Box::pin(many(bench, by_the_server_run, How::Script, told_by_the_server)),
         },
         Variant {
             name: "lockkeeper",
-            title: "Lockkeeper: no client's time of day counts",
+            title: "Lockkeeper: no client's time of day is asked, the server's clock counts",
             role: Role::Lockkeeper,
             expect: Expect::Sound,
             run: |bench| Box::pin(kept(bench)),
@@ -148,6 +150,23 @@ impl<'a> Client<'a> {
         Ok(got)
     }
 
+    /// Deletes the lock if it still says what this client wrote; whether it did.
+    async fn unlock(&mut self) -> Result<bool> {
+        self.actor.believes_no_more();
+        let script = redis::Script::new(DELETE_OWN);
+        let mut call = script.key(self.key);
+        let call = call.arg(self.clock + TIMEOUT);
+        let deleted: bool = call.invoke_async(&mut self.connection).await?;
+        let text = if deleted {
+            "deletes its lock".into()
+        } else {
+            let says: Option<u64> = self.connection.get(self.key).await?;
+            format!("lock says {}: not its own, left", says.map_or("nil".into(), seconds))
+        };
+        self.actor.did(Kind::Released, text);
+        Ok(deleted)
+    }
+
     async fn took(&mut self, text: String) -> Result<()> {
         self.actor.did(Kind::Took, text);
         self.actor.believes();
@@ -202,18 +221,19 @@ fn in_step_run<'a>(
         if !two.replace(said).await? || three.replace(also).await? {
             return Err(Error::Other("not client 2 alone has the lock".into()));
         }
-        let says: u64 = dead.get(key).await?;
-        if says != NOW + TIMEOUT {
-            let wrote = seconds(NOW + TIMEOUT);
-            let text =
-                format!("client 2 holds it until {wrote}, and the lock says {}", seconds(says));
-            scene.violation(&three.actor, text);
+        if !two.unlock().await? {
+            // Nobody believes to hold it any more.
+            if three.ask().await?.is_none() && dead.exists(key).await? {
+                let text =
+                    "the lock is busy, and nobody holds it: its holder could not give it back";
+                scene.violation(&three.actor, text);
+            }
         }
         Ok(())
     })
 }
 
-/// The clocks of the first run, which nobody asks.
+/// Nobody's clock is asked.
 fn by_the_server_run<'a>(
     scene: &'a Scene,
     connection: &'a MultiplexedConnection,
@@ -222,16 +242,13 @@ fn by_the_server_run<'a>(
     Box::pin(async move {
         let mut connection = connection.clone();
         let ttl = std::time::Duration::from_millis(TIMEOUT);
-        for (name, clock) in [("client 1", NOW), ("client 2", NOW + AHEAD)] {
+        for name in ["client 1", "client 2"] {
             let actor = scene.actor(name);
             if set_nx(&mut connection, key, name, Some(ttl)).await? {
-                actor.did(
-                    Kind::Took,
-                    format!("clock {}: SET lock NX PX {TIMEOUT} → OK", seconds(clock)),
-                );
+                actor.did(Kind::Took, format!("SET lock NX PX {TIMEOUT} → OK"));
                 actor.believes();
             } else {
-                actor.did(Kind::Refused, format!("clock {}: SET lock NX → nil", seconds(clock)));
+                actor.did(Kind::Refused, "SET lock NX → nil");
             }
         }
         Ok(())
@@ -262,34 +279,37 @@ async fn kept(bench: &Bench) -> Result<Outcome> {
     }
     Ok(tally.end(|line| {
         format!(
-            "Client 1 held the lock; client 2 was told at {} that it is busy. The lease is counted by the \
-             server, and by each client on a clock that nobody can set, so there was no clock to put wrong.",
-            line.when("client 2", Kind::Refused),
+            "{} Each client counts its own lease besides, on a clock that only runs forward.",
+            told_by_the_server(line)
         )
     }))
 }
 
 fn told_apart(line: &Timeline) -> String {
-    let took = line.first("client 2", Kind::Took).is_some();
-    let kind = if took { Kind::Took } else { Kind::Refused };
-    let at = line.when("client 2", kind);
-    let end = if took {
-        "believed that the time stamp of client 1 had passed, replaced it, and believed to hold the lock as well"
-    } else {
-        "was refused all the same: the server alone counts how long the lock lives"
-    };
+    let at = line.when("client 2", Kind::Took);
     format!(
-        "Client 1 had the lock, for {TIMEOUT} ms. Client 2, whose clock was {AHEAD} ms ahead, came at {at} and {end}."
+        "Client 1 had the lock, for {TIMEOUT} ms. Client 2, whose clock was {AHEAD} ms ahead, came at {at}, believed \
+         that the time stamp of client 1 had passed, replaced it, and believed to hold the lock as well."
+    )
+}
+
+fn told_by_the_server(line: &Timeline) -> String {
+    format!(
+        "Client 1 had the lock; client 2 was told at {} that it is busy. No client's clock was asked, so none was put \
+         wrong: the server's counts.",
+        line.when("client 2", Kind::Refused),
     )
 }
 
 fn told_in_step(line: &Timeline) -> String {
     format!(
         "Client 1 had died with the lock. Clients 2 and 3 both saw that its time was over; client 2 replaced it \
-         first, at {}, and had the lock. Client 3 came too late at {}, but the lock now bears its time stamp: \
-         nobody can tell any more when the lock of client 2 is over.",
+         first, at {}, and had the lock. Client 3 came too late at {}, but the lock now bears its time stamp: when \
+         client 2 was done at {} it took the lock for another's and left it, and everybody was refused a lock \
+         that nobody held.",
         line.when("client 2", Kind::Took),
         line.when("client 3", Kind::Refused),
+        line.when("client 2", Kind::Released),
     )
 }
 
@@ -301,7 +321,7 @@ mod tests {
     fn what_has_passed_hangs_on_the_clock() {
         let until = NOW + TIMEOUT;
         assert!(!has_passed(until, NOW));
-        assert!(!has_passed(until, until), "as in the notes");
+        assert!(!has_passed(until, until), "not yet");
         assert!(has_passed(until, NOW + AHEAD));
         assert_eq!(seconds(1_005_007), "1005.007 s");
     }

@@ -1,4 +1,4 @@
-//! Locks as the notes make them, for one client that stands still: in Redis, etcd and ZooKeeper.
+//! Home-made locks for one client that stands still: in Redis, etcd and ZooKeeper.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -52,7 +52,7 @@ impl Contender for InRedis {
         Ok(owner.as_deref() == Some(self.value))
     }
 
-    async fn write(&mut self, _left: u64) -> Result<Option<String>> {
+    async fn write(&mut self, _value: &str) -> Result<Option<String>> {
         Ok(None)
     }
 
@@ -105,10 +105,24 @@ impl Contender for InZooKeeper {
     }
 
     async fn holds(&mut self) -> Result<bool> {
-        Ok(true)
+        let since = Instant::now();
+        loop {
+            match self.client.check_stat(NODE).await {
+                Ok(stat) => {
+                    let ours = self.client.session_id().0;
+                    return Ok(stat.is_some_and(|stat| stat.ephemeral_owner == ours));
+                }
+                Err(zk::Error::SessionExpired | zk::Error::ClientClosed) => return Ok(false),
+                // A connection that broke while its client stood still.
+                Err(_) if Instant::now().since(since) < PATIENCE => {
+                    tokio::time::sleep(AGAIN).await;
+                }
+                Err(error) => return Err(other(error)),
+            }
+        }
     }
 
-    async fn write(&mut self, _left: u64) -> Result<Option<String>> {
+    async fn write(&mut self, _value: &str) -> Result<Option<String>> {
         Ok(None)
     }
 
@@ -124,6 +138,8 @@ impl Contender for InZooKeeper {
 pub(super) struct InEtcd {
     address: SocketAddr,
     ttl: Duration,
+    /// That of the key.
+    lease: Option<String>,
     renewing: Option<AbortHandle>,
 }
 
@@ -133,7 +149,7 @@ const VALUE: &str = "MQ==";
 
 impl InEtcd {
     pub(super) fn at(address: SocketAddr, ttl: Duration) -> Self {
-        Self { address, ttl, renewing: None }
+        Self { address, ttl, lease: None, renewing: None }
     }
 }
 
@@ -160,14 +176,16 @@ impl Contender for InEtcd {
         while !post(address, "kv/txn", &create).await?.contains(r#""succeeded":true"#) {
             tokio::time::sleep(AGAIN).await;
         }
+        self.lease = Some(lease);
         Ok("creates the key lock with its lease".into())
     }
 
     async fn holds(&mut self) -> Result<bool> {
-        Ok(true)
+        let there = post(self.address, "kv/range", &format!(r#"{{"key":"{KEY}"}}"#)).await?;
+        Ok(self.lease.is_some() && text_of(&there, "lease") == self.lease.as_deref())
     }
 
-    async fn write(&mut self, _left: u64) -> Result<Option<String>> {
+    async fn write(&mut self, _value: &str) -> Result<Option<String>> {
         Ok(None)
     }
 
@@ -182,6 +200,23 @@ impl Drop for InEtcd {
             renewing.abort();
         }
     }
+}
+
+/// The value of a key of etcd, which is named as the gateway wants it.
+pub(super) async fn in_etcd(address: SocketAddr, key: &str) -> Result<Option<String>> {
+    let answer = post(address, "kv/range", &format!(r#"{{"key":"{key}"}}"#)).await?;
+    Ok(text_of(&answer, "value").map(decoded))
+}
+
+/// What a text in Base64 says.
+fn decoded(text: &str) -> String {
+    const DIGITS: &str = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let digits = text.chars().map_while(|digit| DIGITS.find(digit));
+    let bits = digits.flat_map(|digit| (0..6).rev().map(move |bit| digit >> bit & 1 == 1));
+    let bits: Vec<bool> = bits.collect();
+    let byte = |bits: &[bool]| bits.iter().fold(0, |byte: u8, bit| byte << 1 | u8::from(*bit));
+    let bytes: Vec<u8> = bits.chunks_exact(8).map(byte).collect();
+    String::from_utf8_lossy(&bytes).into_owned()
 }
 
 /// Asks etcd's gateway; its answer, with the head.
@@ -220,5 +255,13 @@ mod tests {
         let answer = r#"{"header":{"revision":"1"},"ID":"7587862","TTL":"2"}"#;
         assert_eq!(text_of(answer, "ID"), Some("7587862"));
         assert_eq!(text_of(answer, "lease"), None);
+    }
+
+    #[test]
+    fn what_the_gateway_says_is_decoded() {
+        assert_eq!(decoded(KEY), "lock");
+        assert_eq!(decoded(VALUE), "1");
+        assert_eq!(decoded("OSBieSBjbGllbnQgMg=="), "9 by client 2");
+        assert_eq!(decoded(""), "");
     }
 }

@@ -1,4 +1,4 @@
-//! The RedLock of the notes: a majority of independent Redis servers, and the client's own clock.
+//! RedLock as it is described: a majority of independent Redis servers, and the client's own clock.
 
 use std::time::Duration;
 
@@ -109,7 +109,7 @@ impl Contender for RedLock {
         Ok(self.until.is_some_and(|until| Instant::now() < until))
     }
 
-    async fn write(&mut self, _left: u64) -> Result<Option<String>> {
+    async fn write(&mut self, _value: &str) -> Result<Option<String>> {
         Ok(None)
     }
 

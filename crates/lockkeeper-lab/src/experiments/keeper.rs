@@ -1,5 +1,6 @@
 //! Lockkeeper as a contender, with and without a fence.
 
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use lockkeeper::backend::zookeeper::Guarded;
@@ -7,10 +8,13 @@ use lockkeeper::clock::Instant;
 use lockkeeper::fence::redis::Key;
 use lockkeeper::fence::{self, Mark};
 use lockkeeper::{Guard, Locks};
+use redis::AsyncCommands;
 use redis::aio::MultiplexedConnection;
 use zookeeper_client as zk;
 
+use super::home_made::in_etcd;
 use super::late_writer::Contender;
+use super::shop::Shop;
 use crate::bench::connect;
 use crate::error::{Error, Result};
 use crate::gate::{PATIENCE, within};
@@ -34,6 +38,12 @@ pub(super) enum Fence {
 const AGAIN: Duration = Duration::from_millis(20);
 /// The node of ZooKeeper, and the key of etcd, that is written under the lock.
 pub(super) const RESOURCE: &str = "/stock";
+/// The same in Base64.
+const RESOURCE_OF_ETCD: &str = "L3N0b2Nr";
+
+/// What a guarded write says that ZooKeeper has checked and refused.
+pub(super) const NODE_GONE: &str =
+    "ZooKeeper checks and refuses the write: the lock's node is gone";
 
 /// A client with a lock of Lockkeeper.
 #[derive(Debug)]
@@ -71,10 +81,41 @@ impl Keeper {
 
     /// The fenced key, and the way to it.
     fn resource(&self) -> Result<(Key, MultiplexedConnection)> {
-        let key = Key::new(format!("{}:stock", self.name)).map_err(other)?;
+        let key = Key::new(stock_of(&self.name)).map_err(other)?;
         let shop = self.shop.clone();
         Ok((key, shop.ok_or_else(|| Error::Other("the resource is not in Redis".into()))?))
     }
+}
+
+/// The key of Redis that is written under the lock of this name.
+fn stock_of(name: &str) -> String {
+    format!("{name}:stock")
+}
+
+/// What the resource says, read past its fence: as any client of the server can that it is on. Without a
+/// fence nothing is written outside the shelf, and there is nothing to compare.
+pub(super) async fn compare(
+    shop: &Shop,
+    fence: Fence,
+    name: &str,
+    redis: &str,
+    address: SocketAddr,
+) -> Result<()> {
+    let says = match fence {
+        Fence::None => return Ok(()),
+        Fence::Token | Fence::Mark => connect(redis).await?.get(stock_of(name)).await?,
+        Fence::Etcd => in_etcd(address, RESOURCE_OF_ETCD).await?,
+        Fence::ZooKeeper => {
+            let reading = async {
+                let client = zk::Client::connect(&address.to_string()).await?;
+                client.get_data(RESOURCE).await
+            };
+            let (data, _) = reading.await.map_err(other)?;
+            Some(String::from_utf8_lossy(&data).into_owned())
+        }
+    };
+    shop.compare(says.as_deref());
+    Ok(())
 }
 
 impl Contender for Keeper {
@@ -114,17 +155,16 @@ impl Contender for Keeper {
         Ok(!self.guard()?.is_lost())
     }
 
-    async fn write(&mut self, left: u64) -> Result<Option<String>> {
-        let value = left.to_string();
+    async fn write(&mut self, value: &str) -> Result<Option<String>> {
         match self.fence {
             Fence::None => Ok(None),
             Fence::Token => {
                 let (key, mut shop) = self.resource()?;
-                refused(key.under(self.guard()?.token()).set(&*value, &mut shop).await)
+                refused(key.under(self.guard()?.token()).set(value, &mut shop).await)
             }
             Fence::Mark => {
                 let (key, mut shop) = self.resource()?;
-                refused(key.marked(&Mark::of(self.guard()?)).set(&*value, &mut shop).await)
+                refused(key.marked(&Mark::of(self.guard()?)).set(value, &mut shop).await)
             }
             Fence::Etcd => match self.guard()?.txn()?.put(RESOURCE, value).commit().await {
                 Ok(_) => Ok(None),
@@ -136,7 +176,7 @@ impl Contender for Keeper {
             Fence::ZooKeeper => {
                 let guarded = self.guarded.as_ref();
                 let guarded = guarded.ok_or_else(|| Error::Other("not taken".into()))?;
-                let writing = write_guarded(guarded, &value);
+                let writing = write_guarded(guarded, value);
                 within(PATIENCE, "an answer of ZooKeeper", writing).await?
             }
         }
@@ -183,10 +223,12 @@ async fn write_guarded(guarded: &Guarded, value: &str) -> Result<Option<String>>
         match writer.commit().await {
             Ok(_) => return Ok(None),
             Err(zk::CheckWriteError::CheckFailed { .. }) => {
-                return Ok(Some("ZooKeeper refuses the write: the lock's node is gone".into()));
+                return Ok(Some(NODE_GONE.into()));
             }
             Err(zk::CheckWriteError::RequestFailed { source }) if ended(&source) => {
-                return Ok(Some("ZooKeeper refuses the write: the session is over".into()));
+                return Ok(Some(
+                    "refused before the check: the session of the lock is over".into(),
+                ));
             }
             Err(zk::CheckWriteError::RequestFailed { .. }) => tokio::time::sleep(AGAIN).await,
             Err(error) => return Err(other(error)),

@@ -35,14 +35,14 @@ pub(super) trait Contender: Send {
     fn take(&mut self) -> impl Future<Output = Result<String>> + Send;
     /// Whether it believes to hold it.
     fn holds(&mut self) -> impl Future<Output = Result<bool>> + Send;
-    /// Asks the resource for a write; nothing if it may, else why not.
-    fn write(&mut self, left: u64) -> impl Future<Output = Result<Option<String>>> + Send;
+    /// Asks the resource for a write of this text; nothing if it may, else why not.
+    fn write(&mut self, value: &str) -> impl Future<Output = Result<Option<String>>> + Send;
     /// Gives the lock back, as far as it is its own.
     fn give_back(self) -> impl Future<Output = Result<()>> + Send;
 }
 
-/// One run. `make` connects a client.
-pub(super) async fn run<C, M, F>(scene: &Scene, pauses: Pause, make: M) -> Result<()>
+/// One run; what was sold in it. `make` connects a client.
+pub(super) async fn run<C, M, F>(scene: &Scene, pauses: Pause, make: M) -> Result<Arc<Shop>>
 where
     C: Contender,
     M: Fn(&'static str) -> F + Send + Sync + 'static,
@@ -70,11 +70,13 @@ where
     })?;
     let early = |_| Error::Other("client 1 ended before it stood still".into());
     if let Err(error) = within(PATIENCE, "the pause of client 1", stood).await?.map_err(early) {
-        return first.end().await.and(Err(error));
+        first.end().await?;
+        return Err(error);
     }
     sell(&two, &shop, make("client 2").await?).await?;
     go_on.now();
-    first.end().await
+    first.end().await?;
+    Ok(shop)
 }
 
 fn holding(actor: &Actor, took: String) {
@@ -96,7 +98,7 @@ async fn sell<C: Contender>(two: &Actor, shop: &Shop, mut lock: C) -> Result<()>
         two.ends(State::Waits);
         holding(two, took);
         let left = shop.look(two);
-        let refused = lock.write(left - 1).await?;
+        let refused = lock.write(&Shop::note(left - 1, two)).await?;
         if let Some(why) = refused {
             two.did(Kind::Refused, why);
             two.ends(State::Holds);
@@ -144,7 +146,7 @@ async fn end<C: Contender>(
         one.did(Kind::Refused, "looks: the lock is lost, writes nothing");
         return Ok(());
     }
-    match lock.write(left - 1).await? {
+    match lock.write(&Shop::note(left - 1, one)).await? {
         None => shop.sold(one, left - 1),
         Some(why) => one.did(Kind::Refused, why),
     }
@@ -170,7 +172,10 @@ pub(super) fn told(line: &Timeline, why: &str) -> String {
             when("client 1", Kind::Wrote),
         )
     } else {
-        let refusal = line.events.iter().rfind(|event| event.kind == Kind::Refused);
+        let refusal = line
+            .events
+            .iter()
+            .rfind(|event| event.kind == Kind::Refused && event.actor == "client 1");
         let refusal = refusal.map_or("nothing", |event| &*event.text);
         format!("Client 1 went on at {}: {refusal}.", when("client 1", Kind::Resumed))
     };

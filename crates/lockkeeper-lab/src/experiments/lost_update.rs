@@ -1,5 +1,6 @@
 //! Two who read, calculate and write back in a Redis transaction: one of the two writes is lost.
 
+use lockkeeper::Locks;
 use lockkeeper::backend::redis::optimistic::Outcome as Committed;
 use lockkeeper::clock::Instant;
 use redis::AsyncCommands;
@@ -17,16 +18,18 @@ use crate::timeline::{Kind, State, Timeline};
 const FIRST: i64 = 10;
 /// How often each program is run.
 const RUNS: u32 = 5;
+/// So many pieces one sells alone, to see what a sale costs.
+const ALONE: i64 = 200;
 
 /// The experiment.
 pub const EXPERIMENT: Experiment = Experiment {
     name: "lost-update",
     title: "Two transactions read the same stock, and both write it back",
-    note: "002 §5.2.3",
     about: "Commands between MULTI and EXEC see nothing: what they are to write was read before, and may have \
             changed since. That they run without anybody in between, or come in one packet, does not help. WATCH \
             makes EXEC do nothing if a key has changed since it was read, a script reads and writes in one step, \
-            and a lock keeps the others away.",
+            and a lock keeps the others away. (Seller 2 comes after seller 1 has read; the figures are those of a \
+            seller whom nobody disturbs.)",
     needs: &[Program::Redis],
     anywhere: true,
     fast: true,
@@ -112,6 +115,22 @@ impl Seller<'_> {
         Ok(done.is_some())
     }
 
+    /// A sale that nobody disturbs.
+    async fn sell(&mut self, watch: bool) -> Result<()> {
+        let stock = self.read(watch).await?;
+        self.write(stock - 1).await.map(drop)
+    }
+
+    async fn optimistic(&self, locks: &Locks) -> Result<()> {
+        let key = self.key;
+        let ended = locks.optimistic([key], |tx| async move {
+            let stock: i64 = tx.read(redis::Cmd::get(key)).await?;
+            tx.queue(redis::Cmd::set(key, stock - 1))
+        });
+        let _ = ended.await?;
+        Ok(())
+    }
+
     async fn script(&mut self) -> Result<()> {
         let script = redis::Script::new(SCRIPT);
         let left: i64 = script.key(self.key).invoke_async(&mut self.connection).await?;
@@ -133,7 +152,6 @@ async fn sell(bench: &Bench, how: How) -> Result<Outcome> {
         }
         let [one, two] = &mut sellers[..] else { continue };
         one.connection.set::<_, _, ()>(&key, FIRST).await?;
-        let since = Instant::now();
         match how {
             How::Exec => unwatched(one, two).await?,
             How::Watch => watched(one, two).await?,
@@ -144,7 +162,6 @@ async fn sell(bench: &Bench, how: How) -> Result<Outcome> {
             How::Lock => locked(&redis, bench, one, two).await?,
             How::Optimistic => optimistic(&redis, one, two).await?,
         }
-        tally.operation(Instant::now().since(since));
         // Each of the two sold a piece.
         let left: i64 = one.connection.get(&key).await?;
         if left != FIRST - 2 {
@@ -153,14 +170,41 @@ async fn sell(bench: &Bench, how: How) -> Result<Outcome> {
         }
         tally.run(&scene);
     }
+    measure(&redis, &bench.key("alone"), how, &mut tally).await?;
     Ok(tally.end(|line| story(how, line)))
+}
+
+/// What a sale costs when nobody else sells.
+async fn measure(redis: &Redis, key: &str, how: How, tally: &mut Tally) -> Result<()> {
+    let (actor, connection) = (Scene::new().actor("seller"), redis.connect().await?);
+    let mut seller = Seller { actor, connection, key };
+    let locks = redis.locks().await?;
+    let mutex = locks.mutex(format!("{key}:lock"));
+    seller.connection.set::<_, _, ()>(key, ALONE).await?;
+    let mut took = Vec::new();
+    for _ in 0..ALONE {
+        let since = Instant::now();
+        match how {
+            How::Exec | How::Watch => seller.sell(how == How::Watch).await?,
+            How::Script => seller.script().await?,
+            How::Lock => {
+                let guard = mutex.lock().await?;
+                seller.sell(false).await?;
+                guard.release().await?;
+            }
+            How::Optimistic => seller.optimistic(&locks).await?,
+        }
+        took.push(Instant::now().since(since));
+    }
+    tally.alone(took);
+    let left: i64 = seller.connection.get(key).await?;
+    if left == 0 { Ok(()) } else { Err(Error::Other(format!("{left} pieces were not sold"))) }
 }
 
 async fn unwatched(one: &mut Seller<'_>, two: &mut Seller<'_>) -> Result<()> {
     let stock = one.read(false).await?;
     // The critical point: the whole sale of the other.
-    let stock_of_two = two.read(false).await?;
-    two.write(stock_of_two - 1).await?;
+    two.sell(false).await?;
     one.write(stock - 1).await?;
     Ok(())
 }
@@ -194,9 +238,18 @@ async fn locked(
     one.actor.did(Kind::Took, "lock()");
     one.actor.believes();
     let stock = one.read(false).await?;
-    if second.mutex(&name).try_lock().await?.is_none() {
-        two.actor.did(Kind::Refused, "try_lock() → busy");
+    // The critical point: if the lock lets the other in, its whole sale happens here.
+    if let Some(too_early) = second.mutex(&name).try_lock().await? {
+        two.actor.did(Kind::Took, "try_lock() → got it");
+        two.actor.believes();
+        two.sell(false).await?;
+        two.actor.believes_no_more();
+        too_early.release().await?;
+        one.write(stock - 1).await?;
+        one.actor.believes_no_more();
+        return Ok(guard.release().await?);
     }
+    two.actor.did(Kind::Refused, "try_lock() → busy");
     two.actor.begins(State::Waits);
     one.write(stock - 1).await?;
     one.actor.believes_no_more();
@@ -206,8 +259,7 @@ async fn locked(
     two.actor.ends(State::Waits);
     two.actor.did(Kind::Took, "lock()");
     two.actor.believes();
-    let stock = two.read(false).await?;
-    two.write(stock - 1).await?;
+    two.sell(false).await?;
     two.actor.believes_no_more();
     guard.release().await?;
     two.actor.did(Kind::Released, "release()");
@@ -227,11 +279,8 @@ async fn optimistic(redis: &Redis, one: &mut Seller<'_>, two: &mut Seller<'_>) -
             actor.did(Kind::Read, format!("attempt {attempt}: GET → {stock}"));
             if attempt == 1 {
                 let mut two = Seller { actor: other, connection, key };
-                let sold = async {
-                    let stock = two.read(true).await?;
-                    two.write(stock - 1).await
-                };
-                sold.await.map_err(|error| lockkeeper::Error::Config(error.to_string()))?;
+                let sold = two.sell(true).await;
+                sold.map_err(|error| lockkeeper::Error::Config(error.to_string()))?;
             }
             tx.queue(redis::Cmd::set(key, stock - 1))?;
             Ok(stock - 1)

@@ -32,7 +32,6 @@ const DATABASE: Duration = Duration::from_millis(1);
 pub const EXPERIMENT: Experiment = Experiment {
     name: "oversell",
     title: "A shop without a lock sells the same piece twice",
-    note: "000 §01 and §02 (JMeter and nginx), 004 \"why a distributed lock\"",
     about: "A sale reads how many pieces are left, and writes one less. Two sales at the same time read the \
             same number, write the same number, and have sold one piece twice. A mutex of the language \
             prevents that within one process, and shops have more than one: here two instances of a service \
@@ -150,7 +149,7 @@ fn tell(line: &Timeline, oversold: u64, sold: u64, left: u64) -> String {
     let sum = format!("Of {PIECES} pieces {sold} were sold and {left} are left");
     match line.violation() {
         Some(seen) => format!(
-            "{sum}: {oversold} sales too many. The first was at {}: {}.",
+            "{sum}: {oversold} sales are missing from the shelf. The first was at {}: {}.",
             crate::timeline::millis(seen.at_us),
             seen.text
         ),
@@ -219,7 +218,7 @@ async fn deduct(shop: &Shop, lock: Lock, instance: usize) -> Result<bool> {
     }
 }
 
-/// The sale of the notes: read, one less, write. The database takes its time for both.
+/// A sale: read, one less, write. The database takes its time for both.
 async fn read_and_write(shop: &Shop, instance: usize) -> Option<Sale> {
     let locked = Instant::now();
     tokio::time::sleep(DATABASE).await;

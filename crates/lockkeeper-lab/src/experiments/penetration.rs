@@ -38,7 +38,6 @@ const BOUND: u64 = (REPEATED * TIMES + MADE_UP) / 20;
 pub const EXPERIMENT: Experiment = Experiment {
     name: "penetration",
     title: "Reads of keys that do not exist go through the cache to the database",
-    note: "002 §3.3",
     about: "What the database does not have cannot be cached, so every read of it is a load: a row that was \
             deleted by mistake, or somebody who makes up keys. To cache that there is nothing helps when the same \
             key comes again, and not against new ones. A Bloom filter knows them all, if it was told of all keys \
@@ -122,7 +121,7 @@ fn attack(random: &mut Random) -> Vec<u64> {
     all
 }
 
-/// A filter of bits, as the notes describe it.
+/// A filter of bits.
 const BITS: u64 = 1 << 15;
 const HASHES: u64 = 10;
 

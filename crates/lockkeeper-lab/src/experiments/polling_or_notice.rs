@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use futures_util::future::try_join_all;
 use lockkeeper::clock::Instant;
+use redis::AsyncCommands;
 use redis::aio::MultiplexedConnection;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::net::TcpStream;
@@ -20,29 +21,32 @@ use crate::scene::{Actor, Scene};
 use crate::servers::{Program, Server};
 use crate::timeline::{Kind, State, Timeline};
 
-/// So many clients want the lock at the same time, once each.
-const CLIENTS: usize = 24;
+/// So many clients want the lock at the same time, once each: few, and three times as many.
+const FEW: usize = 8;
+const MANY: usize = 24;
 /// And have it for so long.
 const WORK: Duration = Duration::from_millis(5);
-/// How long who polls waits before it asks again.
-const POLL: Duration = Duration::from_millis(1);
+/// How long who polls waits before it asks again: a short time, and a long one.
+const SOON: Duration = Duration::from_millis(1);
+const LATE: Duration = Duration::from_millis(20);
 /// How long locks live: much longer than anybody waits.
 const TTL: Duration = Duration::from_secs(30);
-/// A grant may cost so many commands, however many wait. Two are needed: to take and to give back; to wait
-/// for a message and to hear of it may be a few more.
-const BOUND: u64 = 10;
+/// What a grant costs may hardly grow with the number of those who wait: three times as many may make it
+/// dearer by half at most.
+const GROWTH: f64 = 1.5;
 
 /// The experiment.
 pub const EXPERIMENT: Experiment = Experiment {
     name: "polling-or-notice",
     title: "What waiting costs the server: polling, a message to all, a message to one",
-    note: "000 §05 (4) a, 001 \"how other threads wait\"",
-    about: "Who does not get the lock has to wait. The loop of the notes asks again and again, and the server answers \
+    about: "Who does not get the lock has to wait. The usual loop asks again and again, and the server answers \
             no again and again: the more wait, the more it has to do for each grant. With a message on release \
             (Redisson's channel) nobody asks in between; but if all who wait hear it, all ask at once, and \
-            all but one in vain. Nobody is let in wrongly here, so what is counted as a violation is something \
-            else: a run with more than 10 commands per grant. The server's own MONITOR counts them, \
-            without those that scripts issue inside, from the moment when all clients are connected.",
+            all but one in vain. Who polls seldom asks less, and leaves the lock idle in between. Nobody is let \
+            in wrongly here, so what is counted as a violation is something else: a grant costs the server more \
+            the more clients wait, by more than half with 24 of them instead of 8. The server's own MONITOR \
+            counts the commands, without those that scripts issue inside, from the moment when all clients are \
+            connected. Throughput and waiting times are those of the 24.",
     needs: &[Program::Redis],
     anywhere: false,
     fast: true,
@@ -52,24 +56,72 @@ pub const EXPERIMENT: Experiment = Experiment {
             title: "SET NX PX every millisecond",
             role: Role::Naive,
             expect: Expect::Broken,
-            run: |bench| Box::pin(home_made(bench, false)),
+            run: |bench| Box::pin(both(bench, Waiting::Polls(SOON))),
+        },
+        Variant {
+            name: "slow-polling",
+            title: "SET NX PX every 20 milliseconds: fewer commands, and the lock is idle in between",
+            role: Role::Repair,
+            expect: Expect::Broken,
+            run: |bench| Box::pin(both(bench, Waiting::Polls(LATE))),
         },
         Variant {
             name: "message-to-all",
             title: "SET NX PX, and again whenever a release is published",
             role: Role::Repair,
             expect: Expect::Broken,
-            run: |bench| Box::pin(home_made(bench, true)),
+            run: |bench| Box::pin(both(bench, Waiting::Hears)),
         },
         Variant {
             name: "lockkeeper",
             title: "Lockkeeper: the one whose turn it is hears of it",
             role: Role::Lockkeeper,
             expect: Expect::Sound,
-            run: |bench| Box::pin(kept(bench)),
+            run: |bench| Box::pin(both(bench, Waiting::Keeps)),
         },
     ],
 };
+
+/// How clients wait.
+#[derive(Clone, Copy, Debug)]
+enum Waiting {
+    /// They ask again after this time.
+    Polls(Duration),
+    /// They ask again when a release is published.
+    Hears,
+    /// Lockkeeper does.
+    Keeps,
+}
+
+/// What came out with so many clients.
+struct Measured {
+    scene: Scene,
+    commands: u64,
+    waited: Vec<Duration>,
+    busy: Duration,
+}
+
+impl Measured {
+    fn per_grant(&self) -> f64 {
+        let grants = u32::try_from(self.waited.len()).unwrap_or(1);
+        f64::from(u32::try_from(self.commands).unwrap_or(u32::MAX)) / f64::from(grants)
+    }
+}
+
+/// With few clients, and with many.
+async fn both(bench: &Bench, waiting: Waiting) -> Result<Outcome> {
+    let mut measured = Vec::new();
+    for clients in [FEW, MANY] {
+        measured.push(match waiting {
+            Waiting::Polls(pause) => home_made(bench, clients, Some(pause)).await?,
+            Waiting::Hears => home_made(bench, clients, None).await?,
+            Waiting::Keeps => kept(bench, clients).await?,
+        });
+    }
+    let [few, many] = <[Measured; 2]>::try_from(measured)
+        .map_err(|_| Error::Other("it was measured twice".into()))?;
+    Ok(counted(&few, many))
+}
 
 /// Counts what clients send to a server.
 struct Monitor {
@@ -113,17 +165,21 @@ fn from_client(line: &str) -> bool {
     !line.split(']').next().unwrap_or_default().ends_with(" lua")
 }
 
-async fn home_made(bench: &Bench, told_of: bool) -> Result<Outcome> {
+/// By hand; who does not poll hears of releases.
+async fn home_made(bench: &Bench, clients: usize, polls: Option<Duration>) -> Result<Measured> {
     let server = Server::redis(&[]).await?;
     let (key, scene) = (bench.key("lock"), Scene::new());
     let mut monitor = Monitor::start(&server).await?;
-    let ready = Arc::new(Barrier::new(CLIENTS + 1));
-    let clients = (0..CLIENTS).map(|at| {
+    let ready = Arc::new(Barrier::new(clients + 1));
+    let clients = (0..clients).map(|at| {
         let (scene, server, key, ready) = (&scene, &server, &key, Arc::clone(&ready));
         async move {
             let actor = scene.actor(format!("client {}", at + 1));
             let mut connection = connect(&server.url()).await?;
-            let mut messages = Messages::subscribe(server, key).await?;
+            let mut messages = match polls {
+                None => Some(Messages::subscribe(server, key).await?),
+                Some(_) => None,
+            };
             ready.wait().await;
             ready.wait().await;
             let since = Instant::now();
@@ -131,18 +187,22 @@ async fn home_made(bench: &Bench, told_of: bool) -> Result<Outcome> {
             let mut in_vain = 0_u32;
             while !set_nx(&mut connection, key, actor.name(), Some(TTL)).await? {
                 in_vain += 1;
-                if told_of {
-                    messages.next().await?;
-                } else {
-                    tokio::time::sleep(POLL).await;
+                match &mut messages {
+                    Some(messages) => messages.next().await?,
+                    None => tokio::time::sleep(polls.unwrap_or_default()).await,
                 }
             }
             actor.ends(State::Waits);
             let waited = Instant::now().since(since);
             work(&actor, format!("SET lock NX PX → OK, after {in_vain} in vain")).await;
-            let release = "redis.call('DEL', KEYS[1]) redis.call('PUBLISH', KEYS[1], '')";
-            redis::Script::new(release).key(key).invoke_async::<()>(&mut connection).await?;
-            actor.did(Kind::Released, "DEL lock, PUBLISH");
+            if messages.is_some() {
+                let release = "redis.call('DEL', KEYS[1]) redis.call('PUBLISH', KEYS[1], '')";
+                redis::Script::new(release).key(key).invoke_async::<()>(&mut connection).await?;
+                actor.did(Kind::Released, "DEL lock, PUBLISH");
+            } else {
+                connection.del::<_, ()>(key).await?;
+                actor.did(Kind::Released, "DEL lock");
+            }
             Ok::<_, Error>(waited)
         }
     });
@@ -155,7 +215,7 @@ async fn home_made(bench: &Bench, told_of: bool) -> Result<Outcome> {
     let (since, waited) = tokio::try_join!(counting, try_join_all(clients))?;
     let busy = Instant::now().since(since);
     let commands = monitor.count("all had it").await?;
-    Ok(counted(&scene, commands, waited, busy))
+    Ok(Measured { scene, commands, waited, busy })
 }
 
 /// Has the lock for a while.
@@ -201,12 +261,12 @@ impl Messages {
     }
 }
 
-async fn kept(bench: &Bench) -> Result<Outcome> {
+async fn kept(bench: &Bench, clients: usize) -> Result<Measured> {
     let server = Server::redis(&[]).await?;
     let (key, scene) = (bench.key("lock"), Scene::new());
     let mut monitor = Monitor::start(&server).await?;
-    let ready = Arc::new(Barrier::new(CLIENTS + 1));
-    let clients = (0..CLIENTS).map(|at| {
+    let ready = Arc::new(Barrier::new(clients + 1));
+    let clients = (0..clients).map(|at| {
         let (scene, server, key, ready) = (&scene, &server, &key, Arc::clone(&ready));
         async move {
             let actor = scene.actor(format!("client {}", at + 1));
@@ -234,7 +294,7 @@ async fn kept(bench: &Bench) -> Result<Outcome> {
     let (since, waited) = tokio::try_join!(counting, try_join_all(clients))?;
     let busy = Instant::now().since(since);
     let commands = monitor.count("all had it").await?;
-    Ok(counted(&scene, commands, waited, busy))
+    Ok(Measured { scene, commands, waited, busy })
 }
 
 /// So many clients are shown: a picture of all would be too wide.
@@ -254,28 +314,34 @@ fn some(mut line: Timeline) -> Timeline {
     line
 }
 
-/// So many commands for all grants: too many?
-fn counted(scene: &Scene, commands: u64, waited: Vec<Duration>, busy: Duration) -> Outcome {
-    let grants = u64::try_from(waited.len()).unwrap_or(u64::MAX);
-    let server = scene.actor("Redis");
-    if commands > BOUND * grants {
-        let text =
-            format!("{commands} commands for {grants} grants are more than {BOUND} for each");
-        scene.violation(&server, text);
+/// Whether a grant became dearer because more wait.
+fn grows(few: f64, many: f64) -> bool {
+    many > GROWTH * few
+}
+
+/// So many commands for each grant: do they grow?
+fn counted(few: &Measured, many: Measured) -> Outcome {
+    let (little, much) = (few.per_grant(), many.per_grant());
+    let server = many.scene.actor("Redis");
+    let text =
+        format!("a grant costs {little:.1} commands with {FEW} clients, {much:.1} with {MANY}");
+    if grows(little, much) {
+        many.scene.violation(&server, text);
     } else {
-        server.did(Kind::Noted, format!("{commands} commands for {grants} grants"));
+        server.did(Kind::Noted, text);
     }
     let mut tally = Tally::new();
-    tally.operations(waited);
+    let (all, busy) = (many.commands, many.busy);
+    tally.operations(many.waited);
     tally.within(busy);
-    tally.run_of(scene.violations(), || some(scene.end()));
-    let per_grant = f64::from(u32::try_from(commands).unwrap_or(u32::MAX))
-        / f64::from(u32::try_from(grants).unwrap_or(1));
-    tally.figure("commands per grant", per_grant, "");
+    tally.run_of(few.scene.violations() + many.scene.violations(), || some(many.scene.end()));
+    tally.figure("commands per grant, 8 clients", little, "");
+    tally.figure("commands per grant, 24 clients", much, "");
     tally.end(move |_: &Timeline| {
         format!(
-            "{CLIENTS} clients had the lock once each, for {} ms, in {} ms together. The server was sent \
-             {commands} commands for that: {per_grant:.1} for each grant. The last of them are shown.",
+            "{MANY} clients had the lock once each, for {} ms, in {} ms together. The server was sent {all} commands for \
+             that: {much:.1} for each grant, and {little:.1} when there were {FEW} clients. The last of them are \
+             shown.",
             WORK.as_millis(),
             busy.as_millis(),
         )
@@ -295,6 +361,13 @@ mod tests {
         let line = some(scene.end());
         assert_eq!(line.actors, ["client 5", "client 6", "client 7", "client 8", "Redis"]);
         assert_eq!(line.events.len(), 5);
+    }
+
+    #[test]
+    fn a_grant_that_costs_more_the_more_wait_is_seen() {
+        assert!(!grows(4.0, 4.2), "hardly");
+        assert!(!grows(4.0, 6.0));
+        assert!(grows(5.5, 13.5), "a message to all");
     }
 
     #[test]

@@ -1,10 +1,10 @@
 //! Cache and database under a read-write lock, and what becomes of it when the lock expires.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use lockkeeper::Locks;
 use lockkeeper_cache::Strategy;
-use parking_lot::Mutex;
 
 use crate::bench::gone;
 use crate::client::{Client, pause};
@@ -12,26 +12,28 @@ use crate::error::{Error, Result};
 use crate::experiment::{Expect, Experiment, Role, Variant};
 use crate::gate::Gate;
 use crate::recipe::Recipe;
+use crate::recipe::read_write::{READ, UNLOCK, WRITE, ask};
 use crate::servers::Program;
-use crate::stage::{ByHand, NEW, OLD, Stage, Stops, play, play_times};
+use crate::stage::{ByHand, NEW, OLD, Stage, StandsStill, Stops, play, play_times};
 use crate::timeline::{Kind, State, Timeline};
 
 /// How long a lock by hand lives.
-const TTL: Duration = Duration::from_millis(60);
+const TTL: Duration = Duration::from_millis(30);
 /// How long one of Lockkeeper does: renewed in time also on a busy machine.
-const RENEWED: Duration = Duration::from_millis(400);
+const RENEWED: Duration = Duration::from_millis(300);
 /// So often the reader tries again if it was not.
-const TRIES: u32 = 5;
+const TRIES: u32 = 10;
 
 /// The experiment.
 pub const EXPERIMENT: Experiment = Experiment {
     name: "read-write-lock",
     title: "Cache and database under a read-write lock that expires",
-    note: "000 §09 (3)",
     about: "A read-write lock around database and cache makes one step of the two: readers share it, a writer \
             has it alone, and a slow reader keeps the writer waiting. But a lock with a time to live ends \
             while its holder stands still: then the writer gets in, and the reader, when it goes on, fills \
-            the old value as if there were no lock. Where it holds, every read pays for a lock.",
+            the old value as if there were no lock. To look at the lock before the fill helps against a pause \
+            before the look. Against one between the look and the fill nothing helps that the reader does: the \
+            store itself has to refuse, as it does with leases. Where a lock holds, every read pays for it.",
     needs: &[Program::Redis],
     anywhere: true,
     fast: true,
@@ -58,7 +60,7 @@ pub const EXPERIMENT: Experiment = Experiment {
             run: |bench| {
                 Box::pin(play(
                     bench,
-                    Recipe::UpdateDeleteLocked,
+                    Recipe::UpdateDeleteReadWriteLocked,
                     |stage| Box::pin(locked(stage)),
                     guarded,
                 ))
@@ -70,17 +72,33 @@ pub const EXPERIMENT: Experiment = Experiment {
             role: Role::Repair,
             expect: Expect::Broken,
             run: |bench| {
-                Box::pin(play(
+                Box::pin(play_times(
                     bench,
-                    Recipe::UpdateDeleteLocked,
+                    5,
+                    Recipe::UpdateDeleteReadWriteLocked,
                     |stage| Box::pin(expired(stage)),
                     expired_story,
                 ))
             },
         },
         Variant {
+            name: "paused-after-the-look",
+            title: "Lockkeeper's read-write lock: a pause between its look and its SET",
+            role: Role::Repair,
+            expect: Expect::Broken,
+            run: |bench| {
+                Box::pin(play_times(
+                    bench,
+                    1,
+                    Recipe::Table(Strategy::ReadWriteLock),
+                    |stage| Box::pin(looked_too_early(stage)),
+                    too_early,
+                ))
+            },
+        },
+        Variant {
             name: "lockkeeper-lock",
-            title: "Lockkeeper's read-write lock: who lost it sets nothing",
+            title: "Lockkeeper's read-write lock: a pause in the load, before it looks",
             role: Role::Lockkeeper,
             expect: Expect::Sound,
             run: |bench| {
@@ -110,33 +128,10 @@ pub const EXPERIMENT: Experiment = Experiment {
     ],
 };
 
-/// As Redisson has it: a hash with the mode, and how often each one has it.
-const READ: &str = "local mode = redis.call('HGET', KEYS[1], 'mode')
-if mode and mode ~= 'read' then return 0 end
-redis.call('HSET', KEYS[1], 'mode', 'read')
-redis.call('HINCRBY', KEYS[1], ARGV[1], 1)
-redis.call('PEXPIRE', KEYS[1], ARGV[2])
-return 1";
-const WRITE: &str = "if redis.call('EXISTS', KEYS[1]) == 1 then return 0 end
-redis.call('HSET', KEYS[1], 'mode', 'write', ARGV[1], 1)
-redis.call('PEXPIRE', KEYS[1], ARGV[2])
-return 1";
-const UNLOCK: &str = "if redis.call('HEXISTS', KEYS[1], ARGV[1]) == 0 then return 0 end
-if redis.call('HINCRBY', KEYS[1], ARGV[1], -1) == 0 then redis.call('HDEL', KEYS[1], ARGV[1]) end
-if redis.call('HLEN', KEYS[1]) == 1 then redis.call('DEL', KEYS[1]) end
-return 1";
-
-async fn ask(who: &mut ByHand<'_>, script: &str, key: &str, ttl: Duration) -> Result<bool> {
-    let script = redis::Script::new(script);
-    let mut call = script.key(key);
-    let millis = u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX);
-    call.arg(who.actor.name()).arg(millis);
-    Ok(call.invoke_async::<u64>(&mut who.connection).await? == 1)
-}
-
 async fn lock(who: &mut ByHand<'_>, script: &str, key: &str, ttl: Duration) -> Result<bool> {
     let what = if script == READ { "shared" } else { "exclusive" };
-    let got = ask(who, script, key, ttl).await?;
+    let name = who.actor.name().to_owned();
+    let got = ask(&mut who.connection, script, key, &name, ttl).await?;
     if got {
         who.actor.did(Kind::Took, format!("{what} lock for {} ms", ttl.as_millis()));
         who.actor.believes();
@@ -148,7 +143,9 @@ async fn lock(who: &mut ByHand<'_>, script: &str, key: &str, ttl: Duration) -> R
 
 async fn unlock(who: &mut ByHand<'_>, key: &str) -> Result<()> {
     who.actor.believes_no_more();
-    let text = if ask(who, UNLOCK, key, TTL).await? { "gives it back" } else { "its lock is gone" };
+    let name = who.actor.name().to_owned();
+    let had = ask(&mut who.connection, UNLOCK, key, &name, TTL).await?;
+    let text = if had { "gives it back" } else { "its lock is gone" };
     who.actor.did(Kind::Released, text);
     Ok(())
 }
@@ -237,22 +234,44 @@ fn expired_story(line: &Timeline) -> String {
     )
 }
 
+/// Where the reader stands still, which has loaded.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Pause {
+    /// Before it looks whether it has the lock.
+    BeforeTheLook,
+    /// After that, before the `SET`.
+    BeforeTheSet,
+}
+
 /// A reader in a process of its own stands still after its load, while a writer writes.
-async fn paused_reader(stage: &Stage, strategy: Strategy) -> Result<()> {
-    let reached = Gate::new("the load of the reader");
+async fn paused_reader(stage: &Stage, strategy: Strategy, pauses: Pause) -> Result<()> {
+    let reached = Gate::new("the pause of the reader");
     let (still, go_on) = pause();
-    let stops = Stops {
-        stands_still: Some((reached.clone(), Mutex::new(Some(still)))),
-        ..Stops::default()
-    };
-    let (away, url) = (stage.away(), stage.url().to_owned());
+    let still = StandsStill::new(reached.clone(), still);
+    let in_load = (pauses == Pause::BeforeTheLook).then(|| Arc::clone(&still));
+    let stops = Stops { stands_still: in_load, ..Stops::default() };
+    let (away, url, actor) = (stage.away(), stage.url().to_owned(), stage.scene.actor("reader"));
     let reader = Client::start(move || async move {
         let locks = Locks::connect(&url).await?.ttl(RENEWED);
-        let reader = away.table_with("reader", stops, strategy, |table| table.locks(locks)).await?;
-        // A machine that is slow enough loses the lock before it is got.
+        let before_set = Arc::clone(&still);
+        // A cache asks for the tags of a key just before it is set. The key has none.
+        let tags = move |_: &String| {
+            if !before_set.is_over() {
+                actor.did(Kind::Noted, "has looked: the lock is held");
+            }
+            // Who waits for it says that it is late.
+            let _ = before_set.here(&actor);
+            Vec::new()
+        };
+        let settings = |table: lockkeeper_cache::Builder| match pauses {
+            Pause::BeforeTheLook => table.locks(locks),
+            Pause::BeforeTheSet => table.locks(locks).tags(tags),
+        };
+        let reader = away.table_with("reader", stops, strategy, settings).await?;
+        // A machine that is slow enough loses the lock before it is got, or looked at.
         let mut read = reader.read().await;
         for _ in 0..TRIES {
-            if read.is_ok() {
+            if read.is_ok() && still.is_over() {
                 break;
             }
             read = reader.read().await;
@@ -264,7 +283,7 @@ async fn paused_reader(stage: &Stage, strategy: Strategy) -> Result<()> {
     tokio::select! {
         reached = reached.pass() => reached?,
         ended = &mut reading => {
-            let early = |_| Err(Error::Other("the reader was done before it had loaded".into()));
+            let early = |_| Err(Error::Other("the reader was done and never stood still".into()));
             return ended.and_then(early);
         }
     }
@@ -281,21 +300,37 @@ async fn paused_reader(stage: &Stage, strategy: Strategy) -> Result<()> {
     stage.late_reads(&late).await
 }
 
+async fn looked_too_early(stage: &Stage) -> Result<()> {
+    paused_reader(stage, Strategy::ReadWriteLock, Pause::BeforeTheSet).await
+}
+
+fn too_early(line: &Timeline) -> String {
+    format!(
+        "The reader had loaded {OLD}, looked, and had the lock. Then it stood still from {} to {}; its lock ran out, and \
+         the writer wrote {NEW} at {}. All that was left to do for the reader was to set {OLD}, and it did. No lock \
+         closes this gap, however good it is.",
+        line.when("reader", Kind::Paused),
+        line.when("reader", Kind::Resumed),
+        line.when("writer", Kind::Wrote),
+    )
+}
+
 async fn lock_is_checked(stage: &Stage) -> Result<()> {
-    paused_reader(stage, Strategy::ReadWriteLock).await
+    paused_reader(stage, Strategy::ReadWriteLock, Pause::BeforeTheLook).await
 }
 
 fn checked(line: &Timeline) -> String {
     format!(
         "The reader stood still at {}, with all that renews its lock, until the lock ran out and the writer had \
-         written {NEW} at {}. When it went on it found that it had lost the lock, and set nothing.",
+         written {NEW} at {}. When it went on it looked, found that it had lost the lock, and set nothing. This \
+         holds for a pause before that look, and not for one after it: see paused-after-the-look.",
         line.when("reader", Kind::Paused),
         line.when("writer", Kind::Wrote),
     )
 }
 
 async fn leases(stage: &Stage) -> Result<()> {
-    paused_reader(stage, Strategy::default()).await
+    paused_reader(stage, Strategy::default(), Pause::BeforeTheLook).await
 }
 
 fn leased(line: &Timeline) -> String {

@@ -6,6 +6,7 @@ use lockkeeper::Locks;
 use lockkeeper::clock::Instant;
 use lockkeeper::fence::redis::Key;
 use lockkeeper::fence::{self, Mark};
+use redis::AsyncCommands;
 use redis::aio::MultiplexedConnection;
 
 use super::home_made_redlock::{Five, RedLock};
@@ -29,13 +30,13 @@ const SECOND: &str = "CDE";
 pub const EXPERIMENT: Experiment = Experiment {
     name: "redlock-clock-jump",
     title: "RedLock: the clock of a node jumps, and the lock expires there",
-    note: "002 §4.4.2.3, 004 \"the dispute\"",
     about: "Redis ends a key by the time of day of its own machine. Client 1 has the lock at the nodes A, B and C, \
             and cannot reach D and E. The clock of C is set forward (by hand, or by NTP), the lock is over \
             there, and client 2, which cannot reach A and B, is granted it by C, D and E. Both have a majority \
             in good time by their own clocks. Here the nodes are real servers under libfaketime, and only \
-            C's clock is set. No lock that rests on leases can prevent this, Lockkeeper's neither; a fence can \
-            keep the overtaken one from writing. What counts is the piece that is sold twice.",
+            C's clock is set. No lock that rests on Redis's expiry can prevent this, Lockkeeper's RedLock neither; a \
+            fence can keep the overtaken one from writing. What counts is the piece that is sold twice; and \
+            where there is a fence, what the resource says in the end is read past it and compared.",
     needs: &[Program::Redis, Program::Faketime],
     anywhere: false,
     fast: true,
@@ -86,6 +87,14 @@ impl Stage {
         Key::new(format!("{}:stock", self.key)).map_err(failed)
     }
 
+    /// Reads the resource as any client of its server can, and compares it with what was sold.
+    async fn agrees(&self, shop: &Shop) -> Result<()> {
+        let mut raw = connect(&self.shop_server.url()).await?;
+        let says: Option<String> = raw.get(format!("{}:stock", self.key)).await?;
+        shop.compare(says.as_deref());
+        Ok(())
+    }
+
     /// The clock of C, until the lock is over there.
     async fn jump(&self) -> Result<()> {
         let node = self.scene.actor("node C");
@@ -97,6 +106,11 @@ impl Stage {
         node.did(Kind::Expired, "lock expires here");
         Ok(())
     }
+}
+
+/// What a client writes to the resource.
+fn value(left: u64, actor: &Actor) -> String {
+    Shop::note(left - 1, actor)
 }
 
 /// Sells a piece if the resource lets it.
@@ -144,11 +158,14 @@ async fn home_made(bench: &Bench, marks: bool) -> Result<Outcome> {
         if Instant::now() >= *until {
             return Err(Error::Late("the run".into()));
         }
-        let value = (left - 1).to_string();
+        let value = value(*left, actor);
         let written =
             if marks { resource.marked(mark).set(&*value, &mut stage.shop).await } else { Ok(()) };
         sell(&shop, actor, *left, written)?;
         actor.ends(State::Holds);
+    }
+    if marks {
+        stage.agrees(&shop).await?;
     }
     tally.run(&stage.scene);
     drop(stage.shop_server);
@@ -167,7 +184,7 @@ async fn kept(bench: &Bench) -> Result<Outcome> {
         let actor = stage.scene.actor(name);
         let url = stage.five.url(reach);
         let locks = patiently(|| Locks::connect(&url)).await?;
-        // Not renewed, as that of the notes.
+        // Not renewed, as the home-made one.
         let guard = locks.lease(TTL).mutex(&stage.key).lock().await?;
         let token = guard.token();
         resource.under(token).raise(&mut stage.shop).await.map_err(failed)?;
@@ -181,11 +198,12 @@ async fn kept(bench: &Bench) -> Result<Outcome> {
     }
     for (actor, guard, left) in sellers.iter().rev() {
         guard.check()?;
-        let value = (left - 1).to_string();
+        let value = value(*left, actor);
         let written = resource.under(guard.token()).set(&*value, &mut stage.shop).await;
         sell(&shop, actor, *left, written)?;
         actor.ends(State::Holds);
     }
+    stage.agrees(&shop).await?;
     tally.run(&stage.scene);
     drop(stage.shop_server);
     Ok(tally.end(told))

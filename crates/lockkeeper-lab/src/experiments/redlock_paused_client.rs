@@ -6,7 +6,7 @@ use lockkeeper::Locks;
 use lockkeeper::clock::Instant;
 
 use super::home_made_redlock::{Five, RedLock};
-use super::keeper::{Fence, Keeper, patiently};
+use super::keeper::{Fence, Keeper, compare, patiently};
 use super::late_writer::{Contender, Pause, run, told};
 use super::shop::Shop;
 use crate::bench::Bench;
@@ -28,19 +28,20 @@ const ALL: &str = "ABCDE";
 pub const EXPERIMENT: Experiment = Experiment {
     name: "redlock-paused-client",
     title: "RedLock: the lock ends at all nodes while its client stands still",
-    note: "002 §4.4.2.2, 004 \"the dispute\"",
     about: "Five nodes do not help a client that stands still after it was granted the lock: its keys expire at \
             all of them, and another client is granted the lock. RedLock's defence is its second look at the \
-            clock, which finds a pause during the acquisition. A pause after that look goes unseen, with \
-            every lock service there is; then only the resource can refuse the late write, by a token \
-            that grows, which RedLock does not have. What counts here is the piece that is sold twice.",
+            clock, which finds a pause during the acquisition; a client that looks at the clock once more before it \
+            writes finds one at work, with RedLock as with Lockkeeper, whose guard and protect() do that look \
+            for their user. A pause after the last look goes unseen, with every lock service there is; then \
+            only the resource can refuse the late write, by a token that grows, which RedLock does not have. \
+            What counts here is the piece that is sold twice.",
     needs: &[Program::Redis],
     anywhere: false,
     fast: false,
     variants: &[
         Variant {
             name: "redlock",
-            title: "RedLock, paused at work",
+            title: "RedLock, paused at work, does not look",
             role: Role::Naive,
             expect: Expect::Broken,
             run: |bench| Box::pin(paused_at_work(bench, Pause::AndNeverLooks)),
@@ -51,6 +52,13 @@ pub const EXPERIMENT: Experiment = Experiment {
             role: Role::Repair,
             expect: Expect::Sound,
             run: |bench| Box::pin(paused_while_asking(bench)),
+        },
+        Variant {
+            name: "looks-after-the-pause",
+            title: "RedLock, paused at work, looks at the clock before it writes",
+            role: Role::Repair,
+            expect: Expect::Sound,
+            run: |bench| Box::pin(paused_at_work(bench, Pause::ThenLooks)),
         },
         Variant {
             name: "look-before-write",
@@ -95,13 +103,15 @@ async fn kept(bench: &Bench, pauses: Pause, fence: Fence) -> Result<Outcome> {
     let five = Five::start(&[]).await?;
     let shop = Server::redis(&[]).await?;
     let (url, name, shop_url) = (five.url(ALL), bench.key("lock"), shop.url());
+    let lock = name.clone();
     patiently(|| Locks::init(&url)).await?;
     let (scene, mut tally) = (Scene::new(), Tally::new());
     let make = move |_| {
         let (url, name, shop) = (url.clone(), name.clone(), shop_url.clone());
         async move { Keeper::connect(&url, TTL, &name, fence, Some(&shop)).await }
     };
-    run(&scene, pauses, make).await?;
+    let sold = run(&scene, pauses, make).await?;
+    compare(&sold, fence, &lock, &shop.url(), shop.address()).await?;
     tally.run(&scene);
     Ok(tally.end(|line| told(line, WHY)))
 }

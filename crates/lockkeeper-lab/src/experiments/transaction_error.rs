@@ -1,5 +1,6 @@
 //! A command of a Redis transaction fails when it runs, and the others are carried out all the same.
 
+use lockkeeper::Locks;
 use lockkeeper::backend::redis::optimistic::Outcome as Committed;
 use lockkeeper::clock::Instant;
 use redis::AsyncCommands;
@@ -17,24 +18,26 @@ use crate::timeline::{Kind, Timeline};
 const FIRST: i64 = 3;
 /// How often each program is run.
 const RUNS: u32 = 5;
+/// So many sets one sells alone, to see what a sale costs.
+const ALONE: u32 = 100;
 
 /// The experiment.
 pub const EXPERIMENT: Experiment = Experiment {
     name: "transaction-error",
     title: "A command of a transaction fails, and the others stay done",
-    note: "002 §5.2.1",
     about: "MULTI and EXEC carry out several commands without anybody in between. They do not undo: a command \
             that fails when it runs, because a key is of another type, leaves the effects of the others. Only \
             what is wrong in form is noticed in time, as it is queued. Nor does a script undo what it did before \
-            its error. What helps is to look first, and to be sure that nothing has changed since. (A set of two \
-            articles is sold, and another program replaces the list of the first by a number.)",
+            its error, and WATCH only tells that something has changed. What helps is to look first, and to be \
+            sure that nothing has changed since. (A set of two articles is sold: first DECR b, then LPOP a; another \
+            program replaces the list a by a number. The figures are those of a seller whom nobody disturbs.)",
     needs: &[Program::Redis],
     anywhere: true,
     fast: true,
     variants: &[
         Variant {
             name: "multi-exec",
-            title: "MULTI, LPOP, DECR, EXEC",
+            title: "MULTI, DECR, LPOP, EXEC",
             role: Role::Naive,
             expect: Expect::Broken,
             run: |bench| Box::pin(sell(bench, How::Exec)),
@@ -52,6 +55,20 @@ pub const EXPERIMENT: Experiment = Experiment {
             role: Role::Repair,
             expect: Expect::Sound,
             run: |bench| Box::pin(sell(bench, How::WrongInForm)),
+        },
+        Variant {
+            name: "watch",
+            title: "WATCH first, and the whole again if EXEC says nil",
+            role: Role::Repair,
+            expect: Expect::Broken,
+            run: |bench| Box::pin(sell(bench, How::Watch)),
+        },
+        Variant {
+            name: "watch-looks-first",
+            title: "The same, and looks at the types after WATCH",
+            role: Role::Repair,
+            expect: Expect::Sound,
+            run: |bench| Box::pin(sell(bench, How::WatchLooksFirst)),
         },
         Variant {
             name: "script",
@@ -82,6 +99,8 @@ enum How {
     Exec,
     Discard,
     WrongInForm,
+    Watch,
+    WatchLooksFirst,
     Script,
     ScriptLooksFirst,
     Optimistic,
@@ -90,35 +109,55 @@ enum How {
 const SCRIPT: &str = "redis.call('DECR', KEYS[2]) return redis.call('LPOP', KEYS[1])";
 const LOOKS_FIRST: &str = "if redis.call('TYPE', KEYS[1]).ok ~= 'list' then return 0 end
 if redis.call('TYPE', KEYS[2]).ok ~= 'string' then return 0 end
-redis.call('LPOP', KEYS[1]) redis.call('DECR', KEYS[2]) return 1";
+redis.call('DECR', KEYS[2]) redis.call('LPOP', KEYS[1]) return 1";
 
 /// Two articles that are sold together, and who takes part.
-struct Shop<'a> {
-    redis: &'a Redis,
+struct Shop {
     scene: Scene,
     seller: Actor,
     other: Actor,
+    /// Whether the other program does anything.
+    disturbed: bool,
     a: String,
     b: String,
     connection: MultiplexedConnection,
+    of_other: MultiplexedConnection,
+    locks: Locks,
 }
 
-impl Shop<'_> {
-    /// A list of pieces, and a number of them.
-    async fn open(&mut self) -> Result<()> {
-        self.connection.del::<_, ()>(&[&self.a, &self.b]).await?;
-        for piece in 0..FIRST {
-            self.connection.rpush::<_, _, ()>(&self.a, piece).await?;
-        }
-        self.connection.set::<_, _, ()>(&self.b, FIRST).await?;
-        Ok(())
+impl Shop {
+    /// A list of pieces, and a number of them: so many of each.
+    async fn open(bench: &Bench, redis: &Redis, pieces: u32, disturbed: bool) -> Result<Self> {
+        let scene = Scene::new();
+        let (seller, other) = (scene.actor("seller"), scene.actor("other program"));
+        // One server, whatever the keys: in one slot of a cluster.
+        let [a, b] = ["a", "b"].map(|article| bench.key(&format!("{{shop}}:{article}:stock")));
+        let (mut connection, of_other) = (redis.connect().await?, redis.connect().await?);
+        connection.del::<_, ()>(&[&a, &b]).await?;
+        connection.rpush::<_, _, ()>(&a, (0..pieces).collect::<Vec<_>>()).await?;
+        connection.set::<_, _, ()>(&b, pieces).await?;
+        let locks = redis.locks().await?;
+        Ok(Self { scene, seller, other, disturbed, a, b, connection, of_other, locks })
     }
 
     /// Another program has other ideas about the first article.
-    async fn replace(connection: &mut MultiplexedConnection, other: &Actor, a: &str) -> Result<()> {
-        connection.set::<_, _, ()>(a, FIRST).await?;
-        other.did(Kind::Wrote, format!("SET a {FIRST}"));
+    async fn replace(&self) -> Result<()> {
+        if self.disturbed {
+            self.of_other.clone().set::<_, _, ()>(&self.a, FIRST).await?;
+            self.other.did(Kind::Wrote, format!("SET a {FIRST}"));
+        }
         Ok(())
+    }
+
+    async fn sell(&mut self, how: How) -> Result<()> {
+        match how {
+            How::Exec | How::Discard | How::WrongInForm => self.transaction(how).await,
+            How::Watch => self.watched(false).await,
+            How::WatchLooksFirst => self.watched(true).await,
+            How::Script => self.script(SCRIPT).await,
+            How::ScriptLooksFirst => self.script(LOOKS_FIRST).await,
+            How::Optimistic => self.optimistic().await,
+        }
     }
 
     /// What the server says to a command, in a word or two.
@@ -132,30 +171,72 @@ impl Shop<'_> {
         }
     }
 
-    async fn transaction(&mut self, how: How) -> Result<()> {
+    /// `MULTI`, and both commands.
+    async fn queue(&mut self, form: Form) {
         let (a, b) = (self.a.clone(), self.b.clone());
         let said = self.say("MULTI", &[]).await;
         self.seller.did(Kind::Noted, format!("MULTI → {said}"));
-        let pop: &[&str] = if how == How::WrongInForm { &[] } else { &[&a] };
-        let said = self.say("LPOP", pop).await;
-        let shown = if how == How::WrongInForm { "LPOP" } else { "LPOP a" };
-        self.seller.did(Kind::Noted, format!("{shown} → {said}"));
         let said = self.say("DECR", &[&b]).await;
         self.seller.did(Kind::Noted, format!("DECR b → {said}"));
-        if how != How::WrongInForm {
-            Self::replace(&mut self.redis.connect().await?, &self.other, &a).await?;
-        }
+        let (pop, shown): (&[&str], _) = match form {
+            Form::Right => (&[&a], "LPOP a"),
+            Form::Wrong => (&[], "LPOP"),
+        };
+        let said = self.say("LPOP", pop).await;
+        self.seller.did(Kind::Noted, format!("{shown} → {said}"));
+    }
+
+    /// `EXEC`; whether anything was carried out, or refused as a whole.
+    async fn exec(&mut self) -> bool {
         let said = self.say("EXEC", &[]).await;
-        self.seller.did(Kind::Wrote, format!("EXEC → {said}"));
-        if how == How::Discard {
+        let kind = if said == "nil" { Kind::Refused } else { Kind::Wrote };
+        self.seller.did(kind, format!("EXEC → {said}"));
+        said != "nil"
+    }
+
+    async fn transaction(&mut self, how: How) -> Result<()> {
+        if how == How::WrongInForm {
+            self.queue(Form::Wrong).await;
+        } else {
+            self.queue(Form::Right).await;
+            self.replace().await?;
+        }
+        self.exec().await;
+        if how == How::Discard && self.disturbed {
             let said = self.say("DISCARD", &[]).await;
             self.seller.did(Kind::Refused, format!("DISCARD → {said}"));
         }
         Ok(())
     }
 
+    async fn watched(&mut self, looks: bool) -> Result<()> {
+        let (a, b) = (self.a.clone(), self.b.clone());
+        for attempt in 1..=3 {
+            let said = self.say("WATCH", &[&a, &b]).await;
+            self.seller.did(Kind::Noted, format!("WATCH a b → {said}"));
+            if looks {
+                let found = self.say("TYPE", &[&a]).await;
+                self.seller.did(Kind::Read, format!("TYPE a → {found}"));
+                if found != "list" {
+                    self.say("UNWATCH", &[]).await;
+                    self.seller.did(Kind::Noted, "sells nothing: a is not a list");
+                    return Ok(());
+                }
+            }
+            self.queue(Form::Right).await;
+            if attempt == 1 {
+                // The critical point: after the look, before EXEC.
+                self.replace().await?;
+            }
+            if self.exec().await {
+                return Ok(());
+            }
+        }
+        Err(Error::Late("a transaction without a conflict".into()))
+    }
+
     async fn script(&mut self, script: &str) -> Result<()> {
-        Self::replace(&mut self.redis.connect().await?, &self.other, &self.a).await?;
+        self.replace().await?;
         let script = redis::Script::new(script);
         let mut call = script.key(&self.a);
         let call = call.key(&self.b);
@@ -167,37 +248,37 @@ impl Shop<'_> {
         Ok(())
     }
 
-    async fn optimistic(&mut self) -> Result<()> {
-        let (locks, other) = (self.redis.locks().await?, self.redis.connect().await?);
+    async fn optimistic(&self) -> Result<()> {
         let (a, b) = (self.a.as_str(), self.b.as_str());
-        let (seller, replacer) = (&self.seller, &self.other);
         let mut attempts = 0;
-        let ended = locks.optimistic([a, b], |tx| {
+        let ended = self.locks.optimistic([a, b], |tx| {
             attempts += 1;
-            let (attempt, mut other) = (attempts, other.clone());
+            let attempt = attempts;
             async move {
                 let mut look = redis::cmd("TYPE");
                 look.arg(a);
                 let found: String = tx.read(look).await?;
-                seller.did(Kind::Read, format!("attempt {attempt}: TYPE a → {found}"));
+                self.seller.did(Kind::Read, format!("attempt {attempt}: TYPE a → {found}"));
                 if found != "list" {
                     return Ok(false);
                 }
-                tx.queue(redis::Cmd::lpop(a, None))?;
                 tx.queue(redis::Cmd::decr(b, 1))?;
+                tx.queue(redis::Cmd::lpop(a, None))?;
                 if attempt == 1 {
                     // The critical point: after the look, before the commit.
-                    let replaced = Self::replace(&mut other, replacer, a).await;
+                    let replaced = self.replace().await;
                     replaced.map_err(|error| lockkeeper::Error::Config(error.to_string()))?;
                 }
                 Ok(true)
             }
         });
-        let ended = ended.await?;
-        let Committed::Committed { value: sold, .. } = ended else {
-            return Err(Error::Other("a transaction ended in an unforeseen way".into()));
+        let text = match ended.await? {
+            Committed::Committed { value: true, .. } => "committed: sold",
+            Committed::Committed { value: false, .. } => "sells nothing: a is not a list",
+            // What that means the checker says.
+            Committed::Partial { .. } => "is told: done in part",
+            Committed::Unknown { source, .. } => return Err(Error::Other(source.to_string())),
         };
-        let text = if sold { "sold" } else { "sells nothing: a is not a list" };
         self.seller.did(Kind::Noted, text);
         Ok(())
     }
@@ -227,9 +308,16 @@ impl Shop<'_> {
     }
 }
 
-/// Whether not as many of one were sold as of the other.
+/// Whether a command that is queued could ever be carried out.
+#[derive(Clone, Copy)]
+enum Form {
+    Right,
+    Wrong,
+}
+
+/// Whether not as many of one were sold as of the other: there were as many of both.
 fn is_partial(a: i64, b: i64) -> bool {
-    FIRST - a != FIRST - b
+    a != b
 }
 
 /// An answer, for a diagram.
@@ -249,26 +337,35 @@ fn short(value: &redis::Value) -> String {
 async fn sell(bench: &Bench, how: How) -> Result<Outcome> {
     let redis = bench.redis().await?;
     let mut tally = Tally::new();
+    let pieces = u32::try_from(FIRST).unwrap_or(0);
     for _ in 0..RUNS {
-        let scene = Scene::new();
-        let (seller, other) = (scene.actor("seller"), scene.actor("other program"));
-        // One server, whatever the keys: in one slot of a cluster.
-        let [a, b] = ["a", "b"].map(|article| bench.key(&format!("{{shop}}:{article}:stock")));
-        let connection = redis.connect().await?;
-        let mut shop = Shop { redis: &redis, scene, seller, other, a, b, connection };
-        shop.open().await?;
-        let since = Instant::now();
-        match how {
-            How::Exec | How::Discard | How::WrongInForm => shop.transaction(how).await?,
-            How::Script => shop.script(SCRIPT).await?,
-            How::ScriptLooksFirst => shop.script(LOOKS_FIRST).await?,
-            How::Optimistic => shop.optimistic().await?,
-        }
-        tally.operation(Instant::now().since(since));
+        let mut shop = Shop::open(bench, &redis, pieces, true).await?;
+        shop.sell(how).await?;
         shop.judge().await?;
         tally.run(&shop.scene);
     }
+    // Of what is refused in any case there is nothing to measure.
+    if how != How::WrongInForm {
+        measure(bench, &redis, how, &mut tally).await?;
+    }
     Ok(tally.end(|line| story(how, line)))
+}
+
+/// What a sale costs when nobody is in the way.
+async fn measure(bench: &Bench, redis: &Redis, how: How, tally: &mut Tally) -> Result<()> {
+    // A list without pieces is none.
+    let mut shop = Shop::open(bench, redis, ALONE + 1, false).await?;
+    let mut took = Vec::new();
+    for _ in 0..ALONE {
+        let since = Instant::now();
+        shop.sell(how).await?;
+        took.push(Instant::now().since(since));
+    }
+    tally.alone(took);
+    match shop.count().await? {
+        (1, 1) => Ok(()),
+        (a, b) => Err(Error::Other(format!("of a {a} pieces are left and of b {b}, and not 1"))),
+    }
 }
 
 fn story(how: How, line: &Timeline) -> String {
@@ -277,7 +374,8 @@ fn story(how: How, line: &Timeline) -> String {
     match how {
         How::Exec => format!(
             "Both commands were queued without complaint; at {replaced} a was replaced by a number. EXEC at {ran} \
-             failed at a and sold a piece of b all the same."
+             sold a piece of b and failed at a; the piece stayed sold. It goes on after an error, so the other order \
+             would have come to the same."
         ),
         How::Discard => format!(
             "EXEC at {ran} sold a piece of b and none of a. DISCARD, sent after it, was refused: it forgets what is \
@@ -287,8 +385,22 @@ fn story(how: How, line: &Timeline) -> String {
             "LPOP without a key was refused when it was queued, so EXEC at {ran} refused the whole. This is the only \
              kind of error that a transaction of Redis keeps harmless."
         ),
+        How::Watch => format!(
+            "a was replaced at {replaced}, so EXEC did nothing at {} and said so. The seller tried again, as one does \
+             after that; nothing changed any more, and EXEC at {ran} sold a piece of b and failed at a. WATCH tells of \
+             changes, not of errors.",
+            line.when("seller", Kind::Refused)
+        ),
+        How::WatchLooksFirst => format!(
+            "The seller saw a list at {}; a was replaced at {replaced}, and EXEC did nothing at {}. It looked again, and \
+             sold nothing.",
+            line.when("seller", Kind::Read),
+            line.when("seller", Kind::Refused)
+        ),
         How::Script => format!(
-            "The script sold a piece of b and then failed at a, at {ran}. It stopped there, and the piece stayed sold."
+            "The script sold a piece of b and then failed at a, at {ran}. It stopped there, and the piece stayed sold. \
+             (A script stops at its first error, so in the other order this one would have done nothing; a later step \
+             can fail in any order.)"
         ),
         How::ScriptLooksFirst => format!(
             "The script found at {ran} that a is not a list, and did nothing. Nobody can come between its look and what \

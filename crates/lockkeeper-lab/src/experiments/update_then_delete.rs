@@ -19,7 +19,6 @@ const TTL: Duration = Duration::from_secs(60);
 pub const EXPERIMENT: Experiment = Experiment {
     name: "update-then-delete",
     title: "A slow reader fills the cache with the old value after it was deleted",
-    note: "000 §08 (2), §09 (2), §10 (1), 002 §2.1.2",
     about: "The usual recipe: who writes changes the database and deletes the entry; who reads and finds \
             none reads the database and sets it. A reader that read the database just before the write, and \
             sets the cache just after the delete, puts the old value there for good. It takes a delay at one \
@@ -177,6 +176,7 @@ async fn lockkeeper(stage: &Stage) -> Result<()> {
     writer.write(NEW).await?;
     loaded.let_go();
     reading.end().await?;
+    reader.has_filled().await?;
     stage.late_readers_of_table().await
 }
 

@@ -14,7 +14,6 @@ use crate::timeline::{Kind, Timeline};
 pub const EXPERIMENT: Experiment = Experiment {
     name: "update-then-set",
     title: "Two writers set the cache in another order than the database",
-    note: "000 §08 (1), 002 §2.2",
     about: "Who writes the database and then the cache makes two writes that do not belong together. Between \
             the two another writer may do both: the cache then ends with the value of the first, the database \
             with that of the second, and every reader gets the wrong one until somebody writes again. To set \
@@ -121,7 +120,7 @@ fn late_update(line: &Timeline) -> String {
     )
 }
 
-/// A lock as in the notes, which nobody loses here.
+/// A lock which nobody loses here.
 async fn lock(writer: &mut ByHand<'_>, key: &str) -> Result<bool> {
     let got = set_nx(&mut writer.connection, key, writer.actor.name(), None).await?;
     if got {

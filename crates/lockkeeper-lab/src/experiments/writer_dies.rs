@@ -19,7 +19,6 @@ const TTL: Duration = Duration::from_secs(60);
 pub const EXPERIMENT: Experiment = Experiment {
     name: "writer-dies",
     title: "A writer dies between its commit and the delete",
-    note: "002 §2.1.3, §2.2.2, 000 §10 (1)",
     about: "The delete after a commit may never come: the process ends, the network fails. The database has the \
             new value, the cache the old one, and nobody is left who knows. A time to live ends that some time. \
             Leases alone do not help, because nobody fills; a write that is announced before its commit does: \
@@ -151,7 +150,8 @@ fn unannounced(line: &Timeline) -> String {
 fn announced(line: &Timeline) -> String {
     format!(
         "The write was announced, so the entry was gone when the writer committed {NEW} at {} and died. Readers got \
-         {NEW} from the database; after 30 s the announcement ends and the key is cached again.",
+         {NEW} from the database. (An announcement that nobody ends is over after 30 s if nothing else is set, and only then \
+         is the key cached again. The lab did not wait for that.)",
         line.when("writer", Kind::Wrote)
     )
 }

@@ -3,8 +3,8 @@
 //! Evenly spaced and in their order, not to scale: what matters lies within a millisecond next to waits of
 //! a second. The times are in the list below.
 
-use std::collections::BTreeSet;
 use std::fmt::Write as _;
+use std::time::Duration;
 
 use super::escape::escape;
 use crate::timeline::{Kind, State, Timeline};
@@ -13,14 +13,34 @@ const WIDTH: f64 = 360.0;
 const MARGIN: f64 = 14.0;
 const LANE: f64 = 50.0;
 
-/// Draws it. Writing to a string does not fail.
+/// Draws it for a page that says how it looks.
 pub(super) fn draw(line: &Timeline, title: &str) -> String {
+    let (height, inside) = (height(line), inside(line));
+    let title = escape(title);
+    format!(
+        "<svg class=\"picture\" viewBox=\"0 0 {WIDTH} {height}\" role=\"img\" aria-label=\"A run of: {title}\">{inside}</svg>"
+    )
+}
+
+/// Draws it for a file of its own, twice as large.
+pub(super) fn alone(line: &Timeline, style: &str) -> String {
+    let (height, inside) = (height(line), inside(line));
+    format!(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" width=\"{}\" height=\"{}\">\n\
+         <style>\n{style}svg {{ background: var(--paper); }}\n</style>\n{inside}\n</svg>\n",
+        2.0 * WIDTH,
+        2.0 * height
+    )
+}
+
+fn height(line: &Timeline) -> f64 {
+    number(line.actors.len()) * LANE + 8.0
+}
+
+/// Lanes, bars and numbers. Writing to a string does not fail.
+fn inside(line: &Timeline) -> String {
     let axis = Axis::of(line);
-    let height = number(line.actors.len()) * LANE + 8.0;
-    let mut text = format!(
-        "<svg class=\"picture\" viewBox=\"0 0 {WIDTH} {height}\" role=\"img\" aria-label=\"A run of: {}\">",
-        escape(title)
-    );
+    let mut text = String::new();
     let lanes = line.actors.iter().zip(0..).map(|(actor, at)| (actor, f64::from(at) * LANE));
     for (actor, top) in lanes.clone() {
         let (label, middle) = (top + 12.0, top + 32.0);
@@ -58,7 +78,6 @@ pub(super) fn draw(line: &Timeline, title: &str) -> String {
             y + 3.6
         );
     }
-    text.push_str("</svg>");
     text
 }
 
@@ -75,10 +94,9 @@ fn number(count: usize) -> f64 {
     f64::from(u32::try_from(count).unwrap_or(u32::MAX))
 }
 
-/// Where on the page a moment is: the events evenly spaced, everything else between its neighbours.
+/// Where on the page a moment is: the events evenly spaced, everything else in proportion between its neighbours.
 struct Axis {
     events: Vec<u64>,
-    /// Beginnings and ends between events, for which there is room as well.
     step: f64,
 }
 
@@ -93,10 +111,29 @@ impl Axis {
         MARGIN + 8.0 + number(at) * self.step
     }
 
-    /// What begins with an event, or just after or before it, is drawn at it.
     fn x(&self, moment: u64) -> f64 {
-        let before: BTreeSet<usize> =
-            (0..self.events.len()).filter(|at| self.events[*at] <= moment).collect();
-        before.last().map_or(MARGIN, |at| self.nth(*at))
+        let past = self.events.partition_point(|at| *at <= moment);
+        let Some(before) = past.checked_sub(1) else { return MARGIN };
+        let part = self.events.get(past).map_or(0.0, |next| {
+            let [gone, gap] = [moment, *next].map(|at| at - self.events[before]);
+            Duration::from_micros(gone).div_duration_f64(Duration::from_micros(gap))
+        });
+        self.nth(before) + part * self.step
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_lies_between_events_is_drawn_between_them() {
+        let axis = Axis { events: vec![10, 20, 20, 1020], step: 100.0 };
+        let x = |moment| axis.x(moment) - axis.nth(0);
+        assert_eq!(
+            [x(10), x(15), x(20), x(520), x(1020), x(9999)],
+            [0.0, 50.0, 200.0, 250.0, 300.0, 300.0]
+        );
+        assert_eq!(axis.x(9), MARGIN);
     }
 }

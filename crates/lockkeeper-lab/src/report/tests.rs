@@ -28,7 +28,6 @@ fn findings() -> Findings {
     let finding = Finding {
         name: "one",
         title: "One",
-        note: "000",
         about: "About.",
         skipped: None,
         variants: vec![broken, failed],
@@ -63,4 +62,16 @@ fn what_was_skipped_or_failed_is_said() {
     assert!(page.contains("came to no outcome"));
     assert_eq!(page.matches("<svg class=\"picture\"").count(), 1);
     assert_eq!(page.matches("<figure").count(), 2);
+}
+
+#[test]
+fn a_document_shows_the_first_violation_of_each_experiment() {
+    let Document { text, pictures } = document(&findings());
+    let [(path, picture)] = &pictures[..] else { panic!("{pictures:?}") };
+    assert!(text.contains("](lab/one.svg)") && path == "lab/one.svg", "{text}");
+    assert!(picture.contains("client &lt;1&gt;"), "{picture}");
+    assert!(text.contains(" ms **client \\<1\\>** SET lock & NX"), "{text}");
+    assert!(text.contains("| SET \\<NX\\> |") && !text.contains("SET <NX>"), "{text}");
+    assert!(text.contains("Skipped: etcd is not installed."), "{text}");
+    assert!(text.contains("**WRONG: this came to no outcome**"), "{text}");
 }
