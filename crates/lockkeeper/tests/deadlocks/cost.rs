@@ -79,9 +79,8 @@ async fn who_is_in_nobodys_way_asks_for_no_list() {
     let wanted = locks.mutex("wanted").lock().await.unwrap();
     let own = two.mutex("own").lock().await.unwrap();
     // Each gives it back at once, because either may be the first in the queue.
-    let [ones, twos] = [one, two].map(|one| {
-        tokio::spawn(async move { one.mutex("wanted").lock().await?.release().await })
-    });
+    let [ones, twos] = [one, two]
+        .map(|one| tokio::spawn(async move { one.mutex("wanted").lock().await?.release().await }));
     eventually("several looks", async || faults.show.begun() >= 3).await;
     assert!(!ones.is_finished() && !twos.is_finished());
     assert_eq!(faults.list.begun(), 0);
