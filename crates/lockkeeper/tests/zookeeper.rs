@@ -22,7 +22,7 @@ impl ZooKeeperHarness {
     async fn start(options: &'static str) -> Self {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        Self { server: zookeeper::shared().await, number, options }
+        Self { server: zookeeper::with_lasting_containers().await, number, options }
     }
 
     fn at(&self, place: &str) -> String {

@@ -34,8 +34,14 @@ admin.enableServer=false
 maxClientCnxns=0
 ";
 
+/// An empty container goes within this time of becoming empty.
+const SOON: Duration = Duration::from_secs(1);
+
+/// Not before a test is over.
+const LATE: Duration = Duration::from_secs(3600);
+
 /// `$LOCKKEEPER_TEST_ZOOKEEPER` is the class path of another server.
-fn recipe(config: &str) -> Recipe {
+fn recipe(config: &str, containers: Duration) -> Recipe {
     let classes = std::env::var("LOCKKEEPER_TEST_ZOOKEEPER").unwrap_or_else(|_| {
         let there = std::path::Path::new(JAR).exists();
         assert!(there, "{JAR} is missing: install it with: apt-get install zookeeper");
@@ -47,8 +53,7 @@ fn recipe(config: &str) -> Recipe {
         "-XX:TieredStopAtLevel=1",
         "-Dzookeeper.jmx.log4j.disable=true",
         "-Dzookeeper.forceSync=no",
-        // An empty container goes within a second of becoming empty.
-        "-Dznode.container.checkIntervalMs=1000",
+        &format!("-Dznode.container.checkIntervalMs={}", containers.as_millis()),
         "-cp",
         &classes,
         "org.apache.zookeeper.server.quorum.QuorumPeerMain",
@@ -87,7 +92,7 @@ pub async fn ask(address: SocketAddr, word: &str) -> Option<String> {
 
 /// One server.
 pub async fn alone() -> Server {
-    recipe(CONFIG).start().await
+    recipe(CONFIG, SOON).start().await
 }
 
 /// One server that also speaks TLS, on the port that is returned besides, with a certificate that is
@@ -114,18 +119,28 @@ ssl.clientAuth={}
         authority.ca().display(),
         if clients { "need" } else { "none" },
     );
-    (recipe(&config).start().await, secure)
+    (recipe(&config, SOON).start().await, secure)
 }
 
 /// A server that all tests that run at the same time have in common; ended with the last of them.
 /// Each needs a path of its own.
 pub async fn shared() -> Arc<Server> {
     static SHARED: Mutex<Weak<Server>> = Mutex::const_new(Weak::new());
-    let mut shared = SHARED.lock().await;
+    in_common(&SHARED, SOON).await
+}
+
+/// The same, and empty containers stay: with them goes why their holders were evicted.
+pub async fn with_lasting_containers() -> Arc<Server> {
+    static SHARED: Mutex<Weak<Server>> = Mutex::const_new(Weak::new());
+    in_common(&SHARED, LATE).await
+}
+
+async fn in_common(shared: &Mutex<Weak<Server>>, containers: Duration) -> Arc<Server> {
+    let mut shared = shared.lock().await;
     if let Some(server) = shared.upgrade() {
         return server;
     }
-    let server = Arc::new(alone().await);
+    let server = Arc::new(recipe(CONFIG, containers).start().await);
     *shared = Arc::downgrade(&server);
     server
 }
@@ -173,7 +188,7 @@ impl Ensemble {
                 let config = format!("{CONFIG}{}", others(at)).replace("syncLimit=4", limit);
                 // `myid` is wanted among the data.
                 let config = config.replace("{dir}/data", "{dir}");
-                recipe(&config).file("myid", &(at + 1).to_string()).start()
+                recipe(&config, SOON).file("myid", &(at + 1).to_string()).start()
             })
             .collect();
         let servers = join_all(starting).await;

@@ -50,6 +50,8 @@
 //! - After two thousand million changes a segment of a stock cannot be changed any more, which is an error.
 //! - An eviction's token is one more than that of the holder. The next in line, who came before the
 //!   eviction, may have that same number.
+//! - Why a holder was evicted is lost if nobody waits, and the server removes the empty container, which it looks for every
+//!   minute, before the holder has read it: then the holder learns only that its hold is gone.
 //!
 //! # Cost
 //!
