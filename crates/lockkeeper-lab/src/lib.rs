@@ -17,6 +17,7 @@ pub mod experiment;
 pub mod experiments;
 pub mod gate;
 pub mod http;
+mod load;
 pub mod outcome;
 pub mod random;
 pub mod recipe;

@@ -97,15 +97,6 @@ impl Tally {
         self.latencies.extend(took);
     }
 
-    /// What one client did again and again took so long, and nobody else did anything: the throughput is that of the
-    /// median, so that it does not hang on what the machine did besides.
-    pub fn alone(&mut self, mut took: Vec<Duration>) {
-        took.sort_unstable();
-        let median = took.get(took.len() / 2).copied().unwrap_or_default();
-        self.within(median * u32::try_from(took.len()).unwrap_or(u32::MAX));
-        self.operations(took);
-    }
-
     /// The throughput counts over this time, and not over all since the start.
     pub fn within(&mut self, busy: Duration) {
         self.busy = Some(busy);
@@ -175,14 +166,6 @@ mod tests {
         assert_eq!((outcome.runs, outcome.violations), (3, 1));
         assert_eq!(outcome.timeline.actors, ["wrong"]);
         assert_eq!(outcome.p99_us, None);
-    }
-
-    #[test]
-    fn who_is_alone_is_as_fast_as_the_median() {
-        let mut tally = Tally::new();
-        tally.alone([3, 1, 1, 1000, 1].map(Duration::from_millis).into());
-        let outcome = tally.end(Timeline::tell);
-        assert_eq!((outcome.throughput, outcome.operations), (Some(1000.0), 5));
     }
 
     #[test]

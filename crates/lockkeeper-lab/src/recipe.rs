@@ -1,23 +1,21 @@
-//! What a write and the read after it cost when nobody is in the way, by each recipe. An order that is forced says
-//! nothing about speed, so it is measured apart.
+//! What a write and the read after it cost when nobody is in the way, by each recipe.
 
 pub mod read_write;
 
 use std::time::Duration;
 
 use lockkeeper::Locks;
-use lockkeeper::clock::Instant;
 use lockkeeper_cache::Strategy;
 
 use self::read_write::{READ, UNLOCK, WRITE, ask};
 use crate::bench::{Redis, set_nx};
 use crate::error::{Error, Result};
+use crate::load::{self, Client};
 use crate::outcome::Tally;
 use crate::stage::{ByHand, KEY, OLD, Stage, Stops, failed};
 
-/// So often is it written and read, after so often for nothing: connections and scripts are there then.
-const TIMES: usize = 50;
-const FIRST: usize = 5;
+/// So often does each client write and read it.
+const TIMES: usize = 20;
 /// How long a read-write lock lives, which nobody loses here.
 const LIFE: Duration = Duration::from_secs(30);
 
@@ -51,24 +49,26 @@ impl Recipe {
     ///
     /// When the server does not answer.
     pub async fn measure(self, redis: &Redis, key: String, tally: &mut Tally) -> Result<()> {
-        let stage = Stage::new(redis, key).await?;
-        if let Self::Table(strategy) = self {
-            return table(&stage, strategy, tally).await;
-        }
-        let (mut hand, lock) = (stage.by_hand("hand"), format!("{}:lock", stage.key));
-        let mut took = Vec::new();
-        for value in values() {
-            let since = Instant::now();
-            self.lock(&mut hand, &lock, WRITE).await?;
-            self.write(&mut hand, value).await?;
-            self.unlock(&mut hand, &lock, WRITE).await?;
-            self.lock(&mut hand, &lock, READ).await?;
-            hand.read().await?;
-            self.unlock(&mut hand, &lock, READ).await?;
-            took.push(Instant::now().since(since));
-        }
-        tally.alone(took.split_off(FIRST));
-        Ok(())
+        let key = &key;
+        let work = |mut client: Client| async move {
+            let stage = Stage::new(redis, format!("{key}-{}", client.number)).await?;
+            if let Self::Table(strategy) = self {
+                return table(&stage, strategy, client).await;
+            }
+            let (mut hand, lock) = (stage.by_hand("hand"), format!("{}:lock", stage.key));
+            let mut value = OLD;
+            while client.again(TIMES).await {
+                value += 1;
+                self.lock(&mut hand, &lock, WRITE).await?;
+                self.write(&mut hand, value).await?;
+                self.unlock(&mut hand, &lock, WRITE).await?;
+                self.lock(&mut hand, &lock, READ).await?;
+                hand.read().await?;
+                self.unlock(&mut hand, &lock, READ).await?;
+            }
+            Ok(client.took())
+        };
+        load::measure(tally, work).await
     }
 
     /// Takes its lock, if it has one, to [read](READ) or to [write](WRITE).
@@ -131,23 +131,15 @@ impl Recipe {
     }
 }
 
-/// What is written, one after the other.
-fn values() -> impl Iterator<Item = u64> {
-    (OLD + 1..).take(FIRST + TIMES)
-}
-
-async fn table(stage: &Stage, strategy: Strategy, tally: &mut Tally) -> Result<()> {
+async fn table(stage: &Stage, strategy: Strategy, mut client: Client) -> Result<Vec<Duration>> {
     let locks = Locks::connect(stage.url()).await?;
     let settings = |table: lockkeeper_cache::Builder| table.locks(locks);
     let process = stage.table_with("process", Stops::default(), strategy, settings).await?;
-    let (table, key) = (&process.table, KEY.to_owned());
-    let mut took = Vec::new();
-    for value in values() {
-        let since = Instant::now();
+    let (table, key, mut value) = (&process.table, KEY.to_owned(), OLD);
+    while client.again(TIMES).await {
+        value += 1;
         table.write(&key, Some(value)).await.map_err(failed)?;
         table.read(&key).await.map_err(failed)?;
-        took.push(Instant::now().since(since));
     }
-    tally.alone(took.split_off(FIRST));
-    Ok(())
+    Ok(client.took())
 }

@@ -45,7 +45,7 @@ fn summary(findings: &Findings) -> String {
     let mut text = String::from(
         "<section id=\"summary\"><h2>What came out</h2>\
          <p>Each row is a program: how often a checker saw what must not be, and how fast it was. \
-         Where the worst order is forced, that is measured apart, with one client that nobody is in the way of: it takes a lock and gives it back, or writes a row and reads it.</p>\
+         Where the worst order is forced, that is measured apart, with eight clients that are not in each other's way: each takes a lock and gives it back, or writes a row and reads it.</p>\
          <div class=\"wide\"><table><thead><tr><th>Program<th class=\"n runs\">Runs<th class=\"n\">Violations\
          <th class=\"n\">Ops/s<th class=\"n\">p99</tr></thead>",
     );

@@ -2,13 +2,13 @@
 
 use lockkeeper::Locks;
 use lockkeeper::backend::redis::optimistic::Outcome as Committed;
-use lockkeeper::clock::Instant;
 use redis::AsyncCommands;
 use redis::aio::MultiplexedConnection;
 
 use crate::bench::{Bench, Redis};
 use crate::error::{Error, Result};
 use crate::experiment::{Expect, Experiment, Role, Variant};
+use crate::load::{self, Client};
 use crate::outcome::{Outcome, Tally};
 use crate::scene::{Actor, Scene};
 use crate::servers::Program;
@@ -19,7 +19,7 @@ const FIRST: i64 = 10;
 /// How often each program is run.
 const RUNS: u32 = 5;
 /// So many pieces one sells alone, to see what a sale costs.
-const ALONE: i64 = 200;
+const ALONE: usize = 50;
 
 /// The experiment.
 pub const EXPERIMENT: Experiment = Experiment {
@@ -174,31 +174,33 @@ async fn sell(bench: &Bench, how: How) -> Result<Outcome> {
     Ok(tally.end(|line| story(how, line)))
 }
 
-/// What a sale costs when nobody else sells.
+/// What a sale costs when nobody else sells this.
 async fn measure(redis: &Redis, key: &str, how: How, tally: &mut Tally) -> Result<()> {
-    let (actor, connection) = (Scene::new().actor("seller"), redis.connect().await?);
-    let mut seller = Seller { actor, connection, key };
-    let locks = redis.locks().await?;
-    let mutex = locks.mutex(format!("{key}:lock"));
-    seller.connection.set::<_, _, ()>(key, ALONE).await?;
-    let mut took = Vec::new();
-    for _ in 0..ALONE {
-        let since = Instant::now();
-        match how {
-            How::Exec | How::Watch => seller.sell(how == How::Watch).await?,
-            How::Script => seller.script().await?,
-            How::Lock => {
-                let guard = mutex.lock().await?;
-                seller.sell(false).await?;
-                guard.release().await?;
+    let work = |mut client: Client| async move {
+        let (actor, connection) = (Scene::new().actor("seller"), redis.connect().await?);
+        let key = &format!("{key}-{}", client.number);
+        let mut seller = Seller { actor, connection, key };
+        let locks = redis.locks().await?;
+        let mutex = locks.mutex(format!("{key}:lock"));
+        seller.connection.set::<_, _, ()>(key, load::in_all(ALONE)).await?;
+        while client.again(ALONE).await {
+            match how {
+                How::Exec | How::Watch => seller.sell(how == How::Watch).await?,
+                How::Script => seller.script().await?,
+                How::Lock => {
+                    let guard = mutex.lock().await?;
+                    seller.sell(false).await?;
+                    guard.release().await?;
+                }
+                How::Optimistic => seller.optimistic(&locks).await?,
             }
-            How::Optimistic => seller.optimistic(&locks).await?,
         }
-        took.push(Instant::now().since(since));
-    }
-    tally.alone(took);
-    let left: i64 = seller.connection.get(key).await?;
-    if left == 0 { Ok(()) } else { Err(Error::Other(format!("{left} pieces were not sold"))) }
+        match seller.connection.get(key).await? {
+            0 => Ok(client.took()),
+            left => Err(Error::Other(format!("{left} pieces were not sold"))),
+        }
+    };
+    load::measure(tally, work).await
 }
 
 async fn unwatched(one: &mut Seller<'_>, two: &mut Seller<'_>) -> Result<()> {

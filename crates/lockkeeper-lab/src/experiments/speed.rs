@@ -1,20 +1,18 @@
-//! What a lock costs when nobody else wants it. An order that is forced says nothing about speed, so
-//! experiments of that kind measure it apart.
+//! What a lock costs when nobody else wants it.
 
 use std::time::Duration;
 
 use lockkeeper::Locks;
-use lockkeeper::clock::Instant;
 use redis::AsyncCommands;
 use redis::aio::MultiplexedConnection;
 
 use crate::bench::set_nx;
 use crate::error::Result;
+use crate::load::{self, Client};
 use crate::outcome::Tally;
 
-/// So often is it taken and given back, after so often for nothing: connections and scripts are there then.
-const TIMES: usize = 500;
-const FIRST: usize = 50;
+/// So often does each client take it and give it back.
+const TIMES: usize = 100;
 /// Long enough not to matter.
 const TTL: Duration = Duration::from_secs(10);
 
@@ -45,36 +43,37 @@ pub(super) async fn home_made(
     how: How,
 ) -> Result<()> {
     let ttl = (!matches!(how, How::SetNx | How::SetNxExpire)).then_some(TTL);
-    let script = redis::Script::new(DELETE_OWN);
-    let mut took = Vec::with_capacity(FIRST + TIMES);
-    for _ in 0..FIRST + TIMES {
-        let since = Instant::now();
-        set_nx(connection, key, "1", ttl).await?;
-        if matches!(how, How::SetNxExpire) {
-            connection.expire::<_, ()>(key, 10).await?;
+    let (connection, script) = (&*connection, &redis::Script::new(DELETE_OWN));
+    let work = |mut client: Client| async move {
+        let (mut connection, key) = (connection.clone(), format!("{key}-{}", client.number));
+        while client.again(TIMES).await {
+            set_nx(&mut connection, &key, "1", ttl).await?;
+            if matches!(how, How::SetNxExpire) {
+                connection.expire::<_, ()>(&key, 10).await?;
+            }
+            if matches!(how, How::GetDel) {
+                let _: Option<String> = connection.get(&key).await?;
+            }
+            match how {
+                How::Script => {
+                    script.key(&key).arg("1").invoke_async::<()>(&mut connection).await?;
+                }
+                _ => connection.del::<_, ()>(&key).await?,
+            }
         }
-        if matches!(how, How::GetDel) {
-            let _: Option<String> = connection.get(key).await?;
-        }
-        match how {
-            How::Script => script.key(key).arg("1").invoke_async::<()>(connection).await?,
-            _ => connection.del(key).await?,
-        }
-        took.push(Instant::now().since(since));
-    }
-    tally.alone(took.split_off(FIRST));
-    Ok(())
+        Ok(client.took())
+    };
+    load::measure(tally, work).await
 }
 
 /// The same with Lockkeeper.
 pub(super) async fn kept(tally: &mut Tally, locks: &Locks, name: &str) -> Result<()> {
-    let mutex = locks.mutex(name);
-    let mut took = Vec::with_capacity(FIRST + TIMES);
-    for _ in 0..FIRST + TIMES {
-        let since = Instant::now();
-        mutex.lock().await?.release().await?;
-        took.push(Instant::now().since(since));
-    }
-    tally.alone(took.split_off(FIRST));
-    Ok(())
+    let work = |mut client: Client| async move {
+        let mutex = locks.mutex(format!("{name}-{}", client.number));
+        while client.again(TIMES).await {
+            mutex.lock().await?.release().await?;
+        }
+        Ok(client.took())
+    };
+    load::measure(tally, work).await
 }

@@ -2,13 +2,13 @@
 
 use lockkeeper::Locks;
 use lockkeeper::backend::redis::optimistic::Outcome as Committed;
-use lockkeeper::clock::Instant;
 use redis::AsyncCommands;
 use redis::aio::{ConnectionLike, MultiplexedConnection};
 
 use crate::bench::{Bench, Redis};
 use crate::error::{Error, Result};
 use crate::experiment::{Expect, Experiment, Role, Variant};
+use crate::load::{self, Client};
 use crate::outcome::{Outcome, Tally};
 use crate::scene::{Actor, Scene};
 use crate::servers::Program;
@@ -19,7 +19,7 @@ const FIRST: i64 = 3;
 /// How often each program is run.
 const RUNS: u32 = 5;
 /// So many sets one sells alone, to see what a sale costs.
-const ALONE: u32 = 100;
+const ALONE: usize = 50;
 
 /// The experiment.
 pub const EXPERIMENT: Experiment = Experiment {
@@ -127,11 +127,18 @@ struct Shop {
 
 impl Shop {
     /// A list of pieces, and a number of them: so many of each.
-    async fn open(bench: &Bench, redis: &Redis, pieces: u32, disturbed: bool) -> Result<Self> {
+    async fn open(
+        bench: &Bench,
+        redis: &Redis,
+        number: usize,
+        pieces: u32,
+        disturbed: bool,
+    ) -> Result<Self> {
         let scene = Scene::new();
         let (seller, other) = (scene.actor("seller"), scene.actor("other program"));
         // One server, whatever the keys: in one slot of a cluster.
-        let [a, b] = ["a", "b"].map(|article| bench.key(&format!("{{shop}}:{article}:stock")));
+        let [a, b] =
+            ["a", "b"].map(|article| bench.key(&format!("{{shop-{number}}}:{article}:stock")));
         let (mut connection, of_other) = (redis.connect().await?, redis.connect().await?);
         connection.del::<_, ()>(&[&a, &b]).await?;
         connection.rpush::<_, _, ()>(&a, (0..pieces).collect::<Vec<_>>()).await?;
@@ -339,7 +346,7 @@ async fn sell(bench: &Bench, how: How) -> Result<Outcome> {
     let mut tally = Tally::new();
     let pieces = u32::try_from(FIRST).unwrap_or(0);
     for _ in 0..RUNS {
-        let mut shop = Shop::open(bench, &redis, pieces, true).await?;
+        let mut shop = Shop::open(bench, &redis, 0, pieces, true).await?;
         shop.sell(how).await?;
         shop.judge().await?;
         tally.run(&shop.scene);
@@ -353,19 +360,21 @@ async fn sell(bench: &Bench, how: How) -> Result<Outcome> {
 
 /// What a sale costs when nobody is in the way.
 async fn measure(bench: &Bench, redis: &Redis, how: How, tally: &mut Tally) -> Result<()> {
-    // A list without pieces is none.
-    let mut shop = Shop::open(bench, redis, ALONE + 1, false).await?;
-    let mut took = Vec::new();
-    for _ in 0..ALONE {
-        let since = Instant::now();
-        shop.sell(how).await?;
-        took.push(Instant::now().since(since));
-    }
-    tally.alone(took);
-    match shop.count().await? {
-        (1, 1) => Ok(()),
-        (a, b) => Err(Error::Other(format!("of a {a} pieces are left and of b {b}, and not 1"))),
-    }
+    let work = |mut client: Client| async move {
+        // A list without pieces is none.
+        let pieces = u32::try_from(load::in_all(ALONE)).unwrap_or(u32::MAX) + 1;
+        let mut shop = Shop::open(bench, redis, client.number, pieces, false).await?;
+        while client.again(ALONE).await {
+            shop.sell(how).await?;
+        }
+        match shop.count().await? {
+            (1, 1) => Ok(client.took()),
+            (a, b) => {
+                Err(Error::Other(format!("of a {a} pieces are left and of b {b}, and not 1")))
+            }
+        }
+    };
+    load::measure(tally, work).await
 }
 
 fn story(how: How, line: &Timeline) -> String {
