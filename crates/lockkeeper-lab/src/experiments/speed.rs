@@ -12,7 +12,7 @@ use crate::load::{self, Client};
 use crate::outcome::Tally;
 
 /// So often does each client take it and give it back.
-const TIMES: usize = 100;
+const TIMES: usize = 500;
 /// Long enough not to matter.
 const TTL: Duration = Duration::from_secs(10);
 
