@@ -52,7 +52,7 @@ const SHORTEST: Duration = Duration::from_millis(50);
 ///
 /// # Cost
 ///
-/// No round trip for a hit, which takes some 15 to 20 ns more than the map alone. One more connection to each server, a
+/// No round trip for a hit, which takes some 15 ns more than the map alone. One more connection to each server, a
 /// message for each change in the namespace to each process, and 260 KiB for each cache. A value is copied here by
 /// the second read, the one that finds it at the store.
 #[derive(Clone, Copy, Debug)]
