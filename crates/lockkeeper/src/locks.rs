@@ -352,15 +352,19 @@ impl Inner {
             let (kind, patience) = (*kind, Patience::TryOnce);
             requests.push(Request { name, kind, owner, id, term, tokens: 1, patience });
         }
-        let acquiring = Arc::clone(&self.backend).acquire_all(&requests);
-        let Some(holds) = self.while_open(acquiring).await? else { return Ok(None) };
-        let guards =
-            holds.into_iter().zip(requests).zip(wanted).map(|((hold, request), wanted)| {
-                let Request { name, kind, owner, term, .. } = request;
-                let terms = Terms { name, owner, kind, term, limits: wanted.2.limits };
-                Guard::alone(Direct::new(self.keeper.adopt(hold, terms)))
-            });
-        Ok(Some(guards.collect()))
+        // In care before it no longer waits: at shutdown there is no moment between the two.
+        let granted = async move {
+            let acquiring = Arc::clone(&self.backend).acquire_all(&requests);
+            let Some(holds) = acquiring.await? else { return Ok(None) };
+            let guards =
+                holds.into_iter().zip(requests).zip(wanted).map(|((hold, request), wanted)| {
+                    let Request { name, kind, owner, term, .. } = request;
+                    let terms = Terms { name, owner, kind, term, limits: wanted.2.limits };
+                    Guard::alone(Direct::new(self.keeper.adopt(hold, terms)))
+                });
+            Ok(Some(guards.collect()))
+        };
+        self.while_open(granted).await
     }
 
     /// Not shut down.

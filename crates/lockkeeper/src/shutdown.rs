@@ -93,11 +93,13 @@ async fn shut_down(keeper: &Arc<Keeper>, locks: Option<&Inner>, grace: Duration)
         lease.hold().loss().declare(Cause::ShutDown);
     }
     // Whether they went in time or not, what is left is dealt with next.
-    let _ = tokio::time::timeout(grace, keeper.empty()).await;
+    let in_time = tokio::time::timeout(grace, keeper.empty()).await.is_ok();
     // Requests that have been told leave their place in line, in the background. What else is undone there
     // may be of other locks, and is not worth more time.
     let gone = async {
-        while !(keeper.waiting.is_zero() && UNDOING.is_zero()) {
+        // What is granted in the last moment is in care before it no longer waits, and has to go back as well.
+        let is_back = || !in_time || keeper.is_empty();
+        while !(keeper.waiting.is_zero() && UNDOING.is_zero() && is_back()) {
             tokio::time::sleep(LOOK).await;
         }
     };

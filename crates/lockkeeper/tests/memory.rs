@@ -7,6 +7,8 @@ use async_trait::async_trait;
 use lockkeeper::Locks;
 use lockkeeper::backend::memory::Memory;
 use testkit::conformance::Harness;
+use testkit::faulty::{Faulty, Mode};
+use testkit::wait::{LONG, eventually, soon};
 
 /// One table. Kept here, because it ends with its last user.
 struct MemoryHarness(Arc<Memory>);
@@ -34,3 +36,27 @@ impl Harness for MemoryHarness {
 }
 
 testkit::conformance!(in_process, MemoryHarness::start());
+
+/// A grant that comes at the moment of a shutdown is on its way back when all waits are over: a process that ended then
+/// would leave it. One thread, so that nobody runs between the grant and the shutdown.
+#[tokio::test]
+async fn what_is_granted_while_it_shuts_down_is_back_before_that_ends() {
+    let (store, faults) = Faulty::new(Memory::private());
+    let locks = Locks::new(store);
+    faults.acquire.set(Mode::HoldReply);
+    let mutex = locks.mutex("x").fair();
+    let waiting = tokio::spawn(async move { mutex.lock().await.map(drop) });
+    eventually("it is granted", async || faults.acquire.done() == 1).await;
+    faults.release.set(Mode::HoldReply);
+    faults.acquire.deliver();
+    let slow = async {
+        eventually("it is given back", async || faults.release.done() == 1).await;
+        // As a store does that is not next door.
+        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+        faults.release.deliver();
+    };
+    let ends = async { tokio::join!(locks.shutdown(LONG), slow) };
+    let (report, ()) = soon("the end", ends).await;
+    assert_eq!((report.released, report.left), (0, 0));
+    soon("the wait", waiting).await.unwrap().unwrap();
+}
