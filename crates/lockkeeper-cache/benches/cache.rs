@@ -12,6 +12,7 @@
 #[path = "cache/peers.rs"]
 mod peers;
 
+use std::fmt;
 use std::hint::black_box;
 use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
@@ -94,9 +95,28 @@ fn runtime() -> Runtime {
     Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap()
 }
 
-fn row(what: &str, ours: Duration, against: &str, theirs: Duration, target: &str) {
-    let ratio = ours.as_secs_f64() / theirs.as_secs_f64();
-    println!("| {what} | {ours:.0?} | {against} {theirs:.0?} | {ratio:.2} | {target} |");
+fn row(what: &str, ours: Each, against: &str, theirs: Each, target: &str) {
+    let ratio = ours.0 / theirs.0;
+    println!("| {what} | {ours} | {against} {theirs} | {ratio:.2} | {target} |");
+}
+
+/// How many nanoseconds one of many takes: a duration has no parts of one.
+#[derive(Clone, Copy)]
+struct Each(f64);
+
+impl Each {
+    fn of(all: Duration, count: u32) -> Self {
+        Self(all.as_secs_f64() * 1e9 / f64::from(count))
+    }
+}
+
+impl fmt::Display for Each {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            nanos if nanos < 1e3 => write!(f, "{nanos:.1} ns"),
+            nanos => write!(f, "{:.0} µs", nanos / 1e3),
+        }
+    }
 }
 
 /// Medians of rounds that take turns, per operation.
@@ -104,7 +124,7 @@ async fn versus(
     count: u32,
     ours: impl AsyncFn() -> Duration,
     theirs: impl AsyncFn() -> Duration,
-) -> (Duration, Duration) {
+) -> (Each, Each) {
     let (mut our, mut their) = (Vec::new(), Vec::new());
     for _ in 0..ROUNDS {
         our.push(ours().await);
@@ -112,7 +132,7 @@ async fn versus(
     }
     our.sort();
     their.sort();
-    (our[ROUNDS / 2] / count, their[ROUNDS / 2] / count)
+    (Each::of(our[ROUNDS / 2], count), Each::of(their[ROUNDS / 2], count))
 }
 
 async fn cache(server: &Server, namespace: &str) -> Cache<String, Article> {
@@ -167,7 +187,7 @@ async fn first_level(server: &Server, near: usize) {
     assert!(missed < 1000, "{missed} were not in the first level");
 }
 
-async fn redis_hit(server: &Server, tasks: usize) -> Duration {
+async fn redis_hit(server: &Server, tasks: usize) -> Each {
     let cache = cache(server, "hit").await;
     let raw = server.connect().await.unwrap();
     let keys: Arc<[String]> = keys().into();
@@ -235,7 +255,7 @@ async fn commands(connection: &mut MultiplexedConnection) -> u64 {
     stats.lines().filter_map(calls).sum()
 }
 
-async fn miss(server: &Server) -> Duration {
+async fn miss(server: &Server) -> Each {
     let cache = cache(server, "miss").await;
     let mut raw = server.connect().await.unwrap();
     cache.get(&"warm:0".to_owned()).await.unwrap();
@@ -245,11 +265,11 @@ async fn miss(server: &Server) -> Duration {
     for key in &keys[..1000] {
         cache.get(key).await.unwrap();
     }
-    let each = Instant::now().since(since) / 1000;
+    let each = Each::of(Instant::now().since(since), 1000);
     // What a script calls inside counts as well: one GET for each of the two.
     let calls = (commands(&mut raw).await - before) as f64 / 1000.0;
     println!(
-        "| miss: GET, begin, fill | {each:.0?} | commands {calls:.1}, of them inside scripts 2 | | ≤ 2 besides the GET |"
+        "| miss: GET, begin, fill | {each} | commands {calls:.1}, of them inside scripts 2 | | ≤ 2 besides the GET |"
     );
     each
 }

@@ -19,6 +19,7 @@ use crate::events::Event;
 use crate::first::Level;
 use crate::flight::Flights;
 use crate::freshness::Freshness;
+use crate::get::Get;
 use crate::guard::Guards;
 use crate::hot::HotKey;
 use crate::intent::Write;
@@ -149,11 +150,12 @@ where
     /// # Cancel safety
     ///
     /// A load that was begun goes on, for others.
-    pub async fn get(&self, key: &K) -> Result<Option<Arc<V>>> {
-        if let Some(value) = self.inner.first_value(key) {
-            return Ok(value);
-        }
-        Ok(self.boxed_read(key, Freshness::Any).await?.value)
+    #[inline]
+    pub fn get<'a>(
+        &'a self,
+        key: &'a K,
+    ) -> impl Future<Output = Result<Option<Arc<V>>>> + Send + 'a {
+        Get::new(self, key)
     }
 
     /// The same, as new as that, and with what is known about it.
@@ -174,7 +176,7 @@ where
     /// level.
     #[cold]
     #[inline(never)]
-    fn boxed_read<'a>(
+    pub(crate) fn boxed_read<'a>(
         &'a self,
         key: &'a K,
         freshness: Freshness,

@@ -77,6 +77,7 @@ pub mod filter;
 mod first;
 mod flight;
 mod freshness;
+mod get;
 pub mod group;
 mod guard;
 mod hash;

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
-use crate::{TASKS, row};
+use crate::{Each, TASKS, row};
 
 /// Fewer than ours, because some are slow.
 const ROUNDS: usize = 21;
@@ -13,7 +13,7 @@ const COUNT: u32 = 4_000;
 const MISSES: u32 = 1_000;
 
 /// Their rows: hits one at a time and many, and misses, beside what we took for them.
-pub(crate) fn rows(url: &str, hits: [Duration; 2], miss: Duration) {
+pub(crate) fn rows(url: &str, hits: [Each; 2], miss: Each) {
     for (peer, start) in [("redis-py", python as fn() -> _), ("go-redis", go)] {
         let Some(mut peer) = start().and_then(|program| Peer::start(program, url)) else {
             println!("| the same | | cache-aside with {peer}: not run | | for context |");
@@ -27,7 +27,7 @@ pub(crate) fn rows(url: &str, hits: [Duration; 2], miss: Duration) {
         for (ours, tasks) in hits.into_iter().zip([1, TASKS]) {
             let mut rounds: Vec<_> =
                 (0..ROUNDS).map(|_| peer.reads(prefix, tasks, COUNT)).collect();
-            rounds.sort();
+            rounds.sort_by(|one, other| one.0.total_cmp(&other.0));
             let what = format!("hit at Redis, {tasks} at a time");
             row(&what, ours, &against, rounds[ROUNDS / 2], "for context");
         }
@@ -82,10 +82,10 @@ impl Peer {
     }
 
     /// How long one of so many reads takes.
-    fn reads(&mut self, prefix: &str, tasks: usize, count: u32) -> Duration {
+    fn reads(&mut self, prefix: &str, tasks: usize, count: u32) -> Each {
         writeln!(self.input, "{prefix} {tasks} {count}").unwrap();
         let nanos = self.answer().unwrap().parse().unwrap();
-        Duration::from_nanos(nanos) / count
+        Each::of(Duration::from_nanos(nanos), count)
     }
 
     fn reads_are_over(mut self) {

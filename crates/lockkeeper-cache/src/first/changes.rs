@@ -12,6 +12,9 @@ use crate::hash::hash;
 /// those that are kept.
 const PLACES: usize = 1 << 16;
 
+/// The longest time without news: when the time of a value is over is seen with the next.
+const LONGEST: Duration = Duration::from_secs(1);
+
 /// The hand of the coarse clock moves at least so often.
 const TICK: u64 = 10_000_000;
 
@@ -21,6 +24,8 @@ pub struct Watch {
     generations: Box<[AtomicU32]>,
     /// Grows when anything may have changed.
     epoch: AtomicU32,
+    /// Grows with everything that is told, after it: as long as it is the same, nothing else need be looked at.
+    news: AtomicU64,
     /// Until when what is known will do; 0: nothing is known.
     good_until: AtomicU64,
     flushes: AtomicU64,
@@ -41,7 +46,8 @@ impl Watch {
     pub(crate) fn new(bound: Duration) -> Self {
         let generations = (0..PLACES).map(|_| AtomicU32::new(0)).collect();
         let (good_until, flushes) = (AtomicU64::new(0), AtomicU64::new(0));
-        Self { generations, epoch: AtomicU32::new(0), good_until, flushes, bound }
+        let (epoch, news) = (AtomicU32::new(0), AtomicU64::new(1));
+        Self { generations, epoch, news, good_until, flushes, bound }
     }
 
     /// The time in nanoseconds, by a clock that is cheap to ask: it may be late by its tick.
@@ -54,12 +60,13 @@ impl Watch {
 
     /// How often a store should say how far it is known.
     pub fn interval(&self) -> Duration {
-        self.bound / 4
+        (self.bound / 4).min(LONGEST)
     }
 
     /// What is under this key has changed.
     pub fn changed(&self, key: &[u8]) {
         self.generation(place(key)).fetch_add(1, Ordering::SeqCst);
+        self.news.fetch_add(1, Ordering::SeqCst);
     }
 
     /// Anything may have changed. Nothing is served before the next [`caught_up`](Self::caught_up).
@@ -74,12 +81,14 @@ impl Watch {
     /// All that was kept before this is of an old generation.
     pub(crate) fn forget_all(&self) {
         self.epoch.fetch_add(1, Ordering::SeqCst);
+        self.news.fetch_add(1, Ordering::SeqCst);
     }
 
     /// Every change has been told that was acknowledged before that time, by [`now`](Self::now).
     pub fn caught_up(&self, then: u64) {
         let until = then.saturating_add(nanos(self.bound)).saturating_sub(TICK);
         self.good_until.store(until, Ordering::SeqCst);
+        self.news.fetch_add(1, Ordering::SeqCst);
     }
 
     pub(crate) fn flushes(&self) -> u64 {
@@ -93,18 +102,23 @@ impl Watch {
         Mark { place, generation, epoch: self.epoch.load(Ordering::SeqCst), at: Self::now() }
     }
 
-    /// Whether nothing has changed since that mark, as far as must be known now, and it is not over.
+    /// How much news there has been, if what is known does [now](Self::now).
     #[inline]
-    pub(crate) fn holds(&self, mark: Mark, ends: u64) -> bool {
+    pub(crate) fn news(&self, now: u64) -> Option<u64> {
         // In this order: who sees how far it is known must see what is known.
-        let until = self.good_until.load(Ordering::SeqCst).min(ends);
+        let until = self.good_until.load(Ordering::SeqCst);
+        let news = self.news.load(Ordering::SeqCst);
+        (now < until).then_some(news)
+    }
+
+    /// Whether nothing has changed since that mark, by the news so far.
+    pub(crate) fn is_same(&self, mark: &Mark) -> bool {
         self.generation(mark.place).load(Ordering::SeqCst) == mark.generation
             && self.epoch.load(Ordering::SeqCst) == mark.epoch
-            && Self::now() < until
     }
 
     /// Whether no change is known since that mark, though there may be some, and it is not older than that.
-    pub(crate) fn unchanged(&self, mark: Mark, bound: Duration) -> bool {
+    pub(crate) fn unchanged(&self, mark: &Mark, bound: Duration) -> bool {
         let until = mark.at.saturating_add(nanos(bound)).saturating_sub(TICK);
         self.generation(mark.place).load(Ordering::SeqCst) == mark.generation && Self::now() < until
     }
@@ -138,23 +152,40 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_holds_for_as_long_as_it_is_known_and_no_longer() {
+    fn it_is_known_for_as_long_as_the_bound_and_no_longer() {
         let second = Duration::from_secs(1);
-        let changes = Watch::new(second);
-        let mark = changes.mark("k");
-        assert!(!changes.holds(mark, u64::MAX), "nobody has said anything");
-        let now = Watch::now();
+        let (changes, now) = (Watch::new(second), Watch::now());
+        assert_eq!(changes.news(now), None, "nobody has said anything");
         changes.caught_up(now);
-        assert!(changes.holds(mark, u64::MAX));
-        assert!(!changes.holds(mark, now));
-        changes.caught_up(now.saturating_sub(nanos(second)));
-        assert!(!changes.holds(mark, u64::MAX), "what is known is a second old");
-        changes.caught_up(now);
-        changes.changed(b"other");
-        assert!(changes.holds(mark, u64::MAX));
-        changes.changed(b"k");
-        assert!(!changes.holds(mark, u64::MAX));
+        let (last, over) = (now + nanos(second) - TICK - 1, now + nanos(second) - TICK);
+        assert!(changes.news(now).is_some() && changes.news(last).is_some());
+        assert_eq!(changes.news(over), None);
+        changes.missed();
+        assert_eq!(changes.news(now), None);
         assert_eq!(changes.interval(), second / 4);
+        assert_eq!(Watch::new(second * 60).interval(), second);
+    }
+
+    /// Whatever is told is news, and ends what it is about.
+    #[test]
+    fn what_is_told_is_seen() {
+        let (changes, now) = (Watch::new(Duration::from_secs(1)), Watch::now());
+        changes.caught_up(now);
+        type Told = fn(&Watch);
+        for (told, same) in [
+            ((|changes| changes.changed(b"k")) as Told, false),
+            (|changes| changes.changed(b"other"), true),
+            (Watch::forget_all, false),
+            (Watch::missed, false),
+            (|changes| changes.caught_up(Watch::now()), true),
+        ] {
+            let (mark, news) = (changes.mark("k"), changes.news(now));
+            assert!(changes.is_same(&mark));
+            told(&changes);
+            assert_eq!(changes.is_same(&mark), same);
+            assert_ne!(changes.news(now), news);
+            changes.caught_up(now);
+        }
     }
 
     /// A clock that is late would make the bound longer.

@@ -10,7 +10,7 @@ const SEATS: usize = 64;
 
 /// How often something happened.
 pub(super) struct Count {
-    own: Box<[Place]>,
+    own: Box<[Place; SEATS]>,
     shared: AtomicU64,
 }
 
@@ -32,20 +32,6 @@ thread_local! {
     /// What [`SEAT`] says, without looking whether it was asked before.
     static NUMBER: Cell<usize> = const { Cell::new(NONE) };
     static SEAT: Seat = Seat::take();
-}
-
-/// The seat of this thread; one that nobody has where the thread is about to end.
-#[inline]
-fn seat() -> usize {
-    let number = NUMBER.get();
-    if number == NONE { first_seat() } else { number }
-}
-
-#[cold]
-fn first_seat() -> usize {
-    let seat = SEAT.try_with(|seat| seat.0).unwrap_or(SEATS);
-    NUMBER.set(seat);
-    seat
 }
 
 impl Seat {
@@ -70,27 +56,54 @@ impl Drop for Seat {
     }
 }
 
+/// One more, that has not happened yet.
+pub(super) struct Next<'a> {
+    count: &'a Count,
+    own: Option<&'a Place>,
+    next: u64,
+}
+
 impl Count {
     pub(super) fn new() -> Self {
-        Self { own: (0..SEATS).map(|_| Place::default()).collect(), shared: AtomicU64::new(0) }
+        let own = Box::new(std::array::from_fn(|_| Place::default()));
+        Self { own, shared: AtomicU64::new(0) }
     }
 
+    /// To be got before what is counted is tried, when there is time for it, and used by the same thread before it counts
+    /// anything else.
     #[inline]
-    pub(super) fn add(&self) {
-        match self.own.get(seat()) {
-            // Two steps, and nothing is lost: nobody else writes here.
-            Some(Place(count)) => {
-                count.store(count.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
-            }
-            None => {
-                self.shared.fetch_add(1, Ordering::Relaxed);
-            }
-        }
+    pub(super) fn next(&self) -> Next<'_> {
+        let own = self.own.get(NUMBER.get());
+        let next = own.map_or(0, |place| place.0.load(Ordering::Relaxed) + 1);
+        Next { count: self, own, next }
     }
 
     pub(super) fn read(&self) -> u64 {
         let own = self.own.iter().map(|place| place.0.load(Ordering::Relaxed));
         own.sum::<u64>() + self.shared.load(Ordering::Relaxed)
+    }
+
+    /// Takes a seat, where that was not tried before.
+    #[cold]
+    fn add_without_seat(&self) {
+        if NUMBER.get() == NONE {
+            // There is none any more where the thread is about to end.
+            NUMBER.set(SEAT.try_with(|seat| seat.0).unwrap_or(SEATS));
+            return self.next().count();
+        }
+        self.shared.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+impl Next<'_> {
+    /// It has.
+    #[inline]
+    pub(super) fn count(self) {
+        match self.own {
+            // In two steps, and nothing is lost: nobody else writes here.
+            Some(Place(count)) => count.store(self.next, Ordering::Relaxed),
+            None => self.count.add_without_seat(),
+        }
     }
 }
 
@@ -111,7 +124,7 @@ mod tests {
                 for _ in 0..threads {
                     scope.spawn(|| {
                         all.wait();
-                        (0..1000).for_each(|_| count.add());
+                        (0..1000).for_each(|_| count.next().count());
                         all.wait();
                     });
                 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::changes::Mark;
-use super::{First, FirstLevel, fits};
+use super::{First, FirstLevel};
 use crate::cache::{Cache, Inner, Read, Source};
 use crate::error::{Error, Result};
 use crate::freshness::Freshness;
@@ -55,20 +55,14 @@ where
 impl<K: Send + Sync, V: Send + Sync> Inner<K, V> {
     /// What the first level has.
     pub(crate) fn first_get(&self, key: &K, freshness: Freshness) -> Option<Read<V>> {
-        let (mut version, mut made) = (0, 0);
-        let mut fits = |its_version, its_made| {
-            (version, made) = (its_version, its_made);
-            fits(freshness, version, made, &|| self.store.now())
-        };
-        let value = self.first.get()?.get(key, Some(&mut fits))?;
-        Some(Read { value, version, made, source: Source::First })
+        self.first.get()?.get(key, freshness, &|| self.store.now())
     }
 
     /// The same for a read that takes any and wants no more than the value: the shortest way.
     #[inline]
     #[expect(clippy::option_option, reason = "what is kept may be that there is nothing")]
     pub(crate) fn first_value(&self, key: &K) -> Option<Option<Arc<V>>> {
-        self.first.get()?.get(key, None)
+        self.first.get()?.value(key)
     }
 
     /// To be asked for before anything else is looked at.

@@ -1,0 +1,113 @@
+//! What the map of a first level has of a key, and how it is looked for.
+//!
+//! What is known of a value is with its key, so that the map itself looks at it while it searches: what does not do is not
+//! found, and all that a hit copies is a pointer.
+
+use std::hash::{Hash, Hasher};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use quick_cache::Equivalent;
+
+use super::changes::{Mark, Watch};
+use crate::cache::{Read, Source};
+use crate::entry::Millis;
+use crate::freshness::Freshness;
+use crate::store::millis;
+
+/// A key of which the store had a value.
+pub(super) struct Kept<K> {
+    key: K,
+    /// How much news there had been when the stamp was last looked at, and did.
+    news: AtomicU64,
+    /// Apart, because few hits need it, and the rest lies closer together without it.
+    pub(super) stamp: Box<Stamp>,
+}
+
+impl<K> Kept<K> {
+    pub(super) fn new<V>(key: K, read: &Read<V>, mark: Mark, ends: u64) -> Self {
+        let stamp = Box::new(Stamp { version: read.version, made: read.made, mark, ends });
+        // There is never so little: the first hit looks at the stamp.
+        Self { key, news: AtomicU64::new(0), stamp }
+    }
+
+    /// Whether it may be served, as far as must be known now.
+    #[inline]
+    pub(super) fn holds(&self, changes: &Watch) -> bool {
+        let now = Watch::now();
+        changes.news(now).is_some_and(|news| {
+            self.news.load(Ordering::Relaxed) == news || self.looked_at(changes, news, now)
+        })
+    }
+
+    #[cold]
+    fn looked_at(&self, changes: &Watch, news: u64, now: u64) -> bool {
+        let good = now < self.stamp.ends && changes.is_same(&self.stamp.mark);
+        if good {
+            self.news.store(news, Ordering::Relaxed);
+        }
+        good
+    }
+}
+
+impl<K: PartialEq> PartialEq for Kept<K> {
+    fn eq(&self, other: &Self) -> bool {
+        self.key == other.key
+    }
+}
+
+impl<K: Eq> Eq for Kept<K> {}
+
+impl<K: Hash> Hash for Kept<K> {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.key.hash(state);
+    }
+}
+
+/// What is known of a value.
+#[derive(Clone, Copy)]
+pub(super) struct Stamp {
+    version: u64,
+    made: Millis,
+    pub(super) mark: Mark,
+    /// By [`Watch::now`].
+    ends: u64,
+}
+
+impl Stamp {
+    /// Whether a read that asks for this takes it.
+    pub(super) fn fits(&self, freshness: Freshness, now: &dyn Fn() -> Millis) -> bool {
+        match freshness {
+            Freshness::Any | Freshness::Stale(_) => true,
+            Freshness::AtLeast(wanted) => self.version >= wanted,
+            Freshness::MaxAge(age) => now().saturating_sub(self.made) <= millis(age),
+            Freshness::Latest => false,
+        }
+    }
+
+    pub(super) fn read<V>(self, value: Option<Arc<V>>, source: Source) -> Read<V> {
+        Read { value, version: self.version, made: self.made, source }
+    }
+}
+
+/// A key that is looked for, and whether what is kept of it does.
+pub(super) struct Wanted<'a, K, F: Fn(&Kept<K>) -> bool> {
+    pub(super) key: &'a K,
+    /// May be asked about other keys as well, and before the one that is taken.
+    pub(super) does: F,
+}
+
+impl<K: Hash, F: Fn(&Kept<K>) -> bool> Hash for Wanted<'_, K, F> {
+    #[inline]
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.key.hash(state);
+    }
+}
+
+impl<K: Eq, F: Fn(&Kept<K>) -> bool> Equivalent<Kept<K>> for Wanted<'_, K, F> {
+    #[inline]
+    fn equivalent(&self, kept: &Kept<K>) -> bool {
+        // In this order, because a processor that waits for the text of a key has time to look at a clock.
+        (self.does)(kept) && self.key == &kept.key
+    }
+}
