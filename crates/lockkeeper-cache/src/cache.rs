@@ -414,7 +414,7 @@ where
         let anew = Plan::Fill { except: Some(value.fill) };
         let shown = value.lease.is_live(now).then_some(value.lease.ticket);
         // Nobody has anything newer than what waits for the database.
-        if value.version != PENDING && !freshness.accepts(value, now) {
+        if value.version != PENDING && !freshness.accepts(value.version, value.made, now) {
             return Verdict::Get(anew, shown);
         }
         match self.decode(value) {

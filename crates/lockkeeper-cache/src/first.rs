@@ -79,8 +79,7 @@ impl FirstLevel {
     }
 
     /// How long a value is served here before the store is asked again, so that it is seen there that it is used, and
-    /// refreshed in time. Default a minute. That it is over is seen with the next news of the store: a quarter of the
-    /// [`bound`](Self::bound) later, or a second, and never later than the bound.
+    /// refreshed in time. Default a minute.
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.ttl = ttl;
         self
@@ -103,8 +102,8 @@ pub(crate) trait Level<K, V>: Send + Sync {
     #[expect(clippy::option_option, reason = "what is kept may be that there is nothing")]
     fn value(&self, key: &K) -> Option<Option<Arc<V>>>;
 
-    /// One that does for who asks.
-    fn get(&self, key: &K, freshness: Freshness, now: &dyn Fn() -> Millis) -> Option<Read<V>>;
+    /// One that does for who asks; `now`: by the clock of the store, where the age matters.
+    fn get(&self, key: &K, freshness: Freshness, now: Millis) -> Option<Read<V>>;
 
     /// One that may be old, when nobody can tell: the store had it no longer ago than that, and no change of it is known.
     fn get_stale(
@@ -112,7 +111,7 @@ pub(crate) trait Level<K, V>: Send + Sync {
         key: &K,
         freshness: Freshness,
         bound: Duration,
-        now: &dyn Fn() -> Millis,
+        now: Millis,
     ) -> Option<Read<V>>;
 
     fn forget(&self, key: &K);
@@ -158,7 +157,7 @@ where
         Some(value)
     }
 
-    fn get(&self, key: &K, freshness: Freshness, now: &dyn Fn() -> Millis) -> Option<Read<V>> {
+    fn get(&self, key: &K, freshness: Freshness, now: Millis) -> Option<Read<V>> {
         let found = Cell::new(None);
         let does = |kept: &Kept<K>| {
             found.set(Some(*kept.stamp));
@@ -174,7 +173,7 @@ where
         key: &K,
         freshness: Freshness,
         bound: Duration,
-        now: &dyn Fn() -> Millis,
+        now: Millis,
     ) -> Option<Read<V>> {
         let found = Cell::new(None);
         let does = |kept: &Kept<K>| {
@@ -229,7 +228,7 @@ mod tests {
     }
 
     fn get(first: &First<&'static str, u32>, freshness: Freshness) -> Option<u32> {
-        let read = first.get(&"k", freshness, &|| 2000);
+        let read = first.get(&"k", freshness, 2000);
         if let Some(Read { version, made, source, .. }) = read {
             assert_eq!((version, made, source), (7, 1000, Source::First));
         }
@@ -319,6 +318,26 @@ mod tests {
         }
         first.put(&"k", &read(1), changes.mark("k"), Duration::ZERO);
         assert_eq!(get(&first, Freshness::Any), None, "its time is over");
+    }
+
+    /// It was served before, and there is no news.
+    #[test]
+    fn what_is_over_is_not_served() {
+        let (first, changes) = first();
+        let left = Duration::from_millis(100);
+        let before = Watch::now() + nanos(left);
+        first.put(&"k", &read(1), changes.mark("k"), left);
+        let after = Watch::now() + nanos(left);
+        loop {
+            let asked = Watch::now();
+            let served = first.value(&"k").is_some();
+            let answered = Watch::now();
+            assert!(served || answered >= before, "it is not over yet");
+            assert!(!served || asked < after, "it is over");
+            if asked >= after {
+                break;
+            }
+        }
     }
 
     #[test]

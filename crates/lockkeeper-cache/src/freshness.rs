@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::entry::{Millis, Value};
+use crate::entry::Millis;
 use crate::store::millis;
 
 /// What one read asks for. Nobody else pays for it.
@@ -25,12 +25,12 @@ pub enum Freshness {
 }
 
 impl Freshness {
-    /// Whether a value that is there will do.
-    pub(crate) fn accepts(self, value: &Value, now: Millis) -> bool {
+    /// Whether a value of this version, loaded then, will do.
+    pub(crate) fn accepts(self, version: u64, made: Millis, now: Millis) -> bool {
         match self {
             Self::Any | Self::Stale(_) => true,
-            Self::MaxAge(age) => now.saturating_sub(value.made) <= millis(age),
-            Self::AtLeast(version) => value.version >= version,
+            Self::MaxAge(age) => now.saturating_sub(made) <= millis(age),
+            Self::AtLeast(wanted) => version >= wanted,
             Self::Latest => false,
         }
     }
@@ -44,13 +44,9 @@ impl Freshness {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::entry::{Lease, Ticket};
 
     #[test]
     fn each_asks_for_what_it_says() {
-        let (lease, fill, payload) = (Lease::NONE, Ticket::new(), None);
-        let (made, soft) = (1000, u64::MAX);
-        let value = Value { lease, fill, version: 5, made, soft, cost: 0, schema: 0, payload };
         let second = Duration::from_secs(1);
         for (freshness, now, accepted, dead) in [
             (Freshness::Any, 9999, true, false),
@@ -62,7 +58,7 @@ mod tests {
             (Freshness::AtLeast(6), 1000, false, false),
             (Freshness::Latest, 1000, false, false),
         ] {
-            assert_eq!(freshness.accepts(&value, now), accepted, "{freshness:?} at {now}");
+            assert_eq!(freshness.accepts(5, 1000, now), accepted, "{freshness:?} at {now}");
             assert_eq!(freshness.accepts_dead(1000, now), dead, "{freshness:?} at {now}");
         }
     }

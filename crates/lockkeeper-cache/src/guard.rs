@@ -295,7 +295,7 @@ where
     /// A copy that may be old, while the store does not answer.
     pub(crate) fn stale_copy(&self, key: &K, freshness: Freshness) -> Option<Read<V>> {
         let Down::Stale { bound, .. } = self.guards.down else { return None };
-        self.first.get()?.get_stale(key, freshness, bound, &|| self.store.now())
+        self.first.get()?.get_stale(key, freshness, bound, self.now_for(freshness))
     }
 
     /// The answer while the store does not give one.

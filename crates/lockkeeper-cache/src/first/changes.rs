@@ -12,9 +12,6 @@ use crate::hash::hash;
 /// those that are kept.
 const PLACES: usize = 1 << 16;
 
-/// The longest time without news: when the time of a value is over is seen with the next.
-const LONGEST: Duration = Duration::from_secs(1);
-
 /// The hand of the coarse clock moves at least so often.
 const TICK: u64 = 10_000_000;
 
@@ -60,7 +57,7 @@ impl Watch {
 
     /// How often a store should say how far it is known.
     pub fn interval(&self) -> Duration {
-        (self.bound / 4).min(LONGEST)
+        self.bound / 4
     }
 
     /// What is under this key has changed.
@@ -106,9 +103,14 @@ impl Watch {
     #[inline]
     pub(crate) fn news(&self, now: u64) -> Option<u64> {
         // In this order: who sees how far it is known must see what is known.
-        let until = self.good_until.load(Ordering::SeqCst);
+        let until = self.good_until();
         let news = self.news.load(Ordering::SeqCst);
         (now < until).then_some(news)
+    }
+
+    /// Until when what is known will do.
+    pub(crate) fn good_until(&self) -> u64 {
+        self.good_until.load(Ordering::SeqCst)
     }
 
     /// Whether nothing has changed since that mark, by the news so far.
@@ -163,7 +165,6 @@ mod tests {
         changes.missed();
         assert_eq!(changes.news(now), None);
         assert_eq!(changes.interval(), second / 4);
-        assert_eq!(Watch::new(second * 60).interval(), second);
     }
 
     /// Whatever is told is news, and ends what it is about.

@@ -13,12 +13,11 @@ use super::changes::{Mark, Watch};
 use crate::cache::{Read, Source};
 use crate::entry::Millis;
 use crate::freshness::Freshness;
-use crate::store::millis;
 
 /// A key of which the store had a value.
 pub(super) struct Kept<K> {
     key: K,
-    /// How much news there had been when the stamp was last looked at, and did.
+    /// How much news there had been when the stamp was last looked at, and will do until there is more.
     news: AtomicU64,
     /// Apart, because few hits need it, and the rest lies closer together without it.
     pub(super) stamp: Box<Stamp>,
@@ -43,7 +42,8 @@ impl<K> Kept<K> {
     #[cold]
     fn looked_at(&self, changes: &Watch, news: u64, now: u64) -> bool {
         let good = now < self.stamp.ends && changes.is_same(&self.stamp.mark);
-        if good {
+        // Without news nobody looks again, so its time must not be over before that of the news is.
+        if good && self.stamp.ends >= changes.good_until() {
             self.news.store(news, Ordering::Relaxed);
         }
         good
@@ -76,13 +76,8 @@ pub(super) struct Stamp {
 
 impl Stamp {
     /// Whether a read that asks for this takes it.
-    pub(super) fn fits(&self, freshness: Freshness, now: &dyn Fn() -> Millis) -> bool {
-        match freshness {
-            Freshness::Any | Freshness::Stale(_) => true,
-            Freshness::AtLeast(wanted) => self.version >= wanted,
-            Freshness::MaxAge(age) => now().saturating_sub(self.made) <= millis(age),
-            Freshness::Latest => false,
-        }
+    pub(super) fn fits(&self, freshness: Freshness, now: Millis) -> bool {
+        freshness.accepts(self.version, self.made, now)
     }
 
     pub(super) fn read<V>(self, value: Option<Arc<V>>, source: Source) -> Read<V> {

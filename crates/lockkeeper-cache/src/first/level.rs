@@ -7,6 +7,7 @@ use std::time::Duration;
 use super::changes::Mark;
 use super::{First, FirstLevel};
 use crate::cache::{Cache, Inner, Read, Source};
+use crate::entry::Millis;
 use crate::error::{Error, Result};
 use crate::freshness::Freshness;
 use crate::store::millis;
@@ -55,7 +56,12 @@ where
 impl<K: Send + Sync, V: Send + Sync> Inner<K, V> {
     /// What the first level has.
     pub(crate) fn first_get(&self, key: &K, freshness: Freshness) -> Option<Read<V>> {
-        self.first.get()?.get(key, freshness, &|| self.store.now())
+        self.first.get()?.get(key, freshness, self.now_for(freshness))
+    }
+
+    /// The time at the store, for who asks for an age.
+    pub(crate) fn now_for(&self, freshness: Freshness) -> Millis {
+        if let Freshness::MaxAge(_) = freshness { self.store.now() } else { 0 }
     }
 
     /// The same for a read that takes any and wants no more than the value: the shortest way.
