@@ -211,7 +211,7 @@ where
         let marks: Vec<_> = names.iter().map(|name| self.inner.mark(name)).collect();
         let turn = self.inner.flights.turn();
         let owed: Vec<bool> = names.iter().map(|name| self.inner.debt.has(name)).collect();
-        let looking = async { Ok(self.inner.look_many(&names).await) };
+        let looking = async { Ok(self.inner.look_many(&refs(&names)).await) };
         let looked = self.inner.by(deadline, looking).await?;
         let reads = missing.iter().zip(&names).enumerate().map(|(at, ((_, key), name))| {
             let seen = match looked.as_ref().ok().and_then(|seen| seen.get(at)) {
@@ -328,13 +328,12 @@ where
     }
 
     pub(crate) async fn look_alone(&self, name: &str) -> store::Result<Seen> {
-        let looked = self.ask(&[name]).await;
-        let looked = looked.inspect_err(|error| self.store_failed("looking", error))?;
-        Ok(looked.into_iter().next().unwrap_or(Seen::Nothing))
+        let looked = self.ask_one(name).await;
+        looked.inspect_err(|error| self.store_failed("looking", error))
     }
 
-    async fn look_many(&self, names: &[String]) -> store::Result<Vec<Seen>> {
-        let looked = self.ask(&refs(names)).await;
+    pub(crate) async fn look_many(&self, names: &[&str]) -> store::Result<Vec<Seen>> {
+        let looked = self.ask(names).await;
         looked.inspect_err(|error| self.store_failed("looking", error))
     }
 

@@ -28,8 +28,10 @@ mod step;
 
 use std::fmt;
 use std::hash::{BuildHasher, RandomState};
+use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, LazyLock};
+
+use bytes::Bytes;
 
 pub use self::step::{
     Begun, Change, Filled, Invalidation, Settled, begin, fill, give_up, intend, invalidate, set,
@@ -116,7 +118,7 @@ pub struct Value {
     /// Which form of value the program wrote.
     pub schema: u32,
     /// `None`: the database has nothing under that key.
-    pub payload: Option<Arc<[u8]>>,
+    pub payload: Option<Bytes>,
 }
 
 /// No value.
@@ -167,6 +169,11 @@ impl Entry {
 
     /// From what is stored; `None` for what is not ours or of another time.
     pub fn decode(bytes: &[u8]) -> Option<Self> {
+        Self::read(Bytes::copy_from_slice(bytes))
+    }
+
+    /// The same, where nobody else needs the bytes: a value keeps them as they are.
+    pub(crate) fn read(bytes: Bytes) -> Option<Self> {
         codec::decode(bytes)
     }
 }

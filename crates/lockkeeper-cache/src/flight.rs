@@ -18,12 +18,12 @@ use crate::entry::Ticket;
 /// All that are under way.
 #[derive(Debug)]
 pub(crate) struct Flights<T> {
-    /// Counts what begins.
+    /// Counts flights that begin.
     order: AtomicU64,
     under_way: Mutex<HashMap<Box<str>, Arc<Flight<T>>>>,
 }
 
-/// When a read began.
+/// When a read began: after so many flights.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Turn(u64);
 
@@ -56,7 +56,8 @@ impl<T: Clone> Flights<T> {
 
     /// To be taken before a read looks at anything.
     pub(crate) fn turn(&self) -> Turn {
-        Turn(self.order.fetch_add(1, Ordering::SeqCst))
+        // Not counted itself: hits would wait for each other.
+        Turn(self.order.load(Ordering::SeqCst))
     }
 
     /// The flight for a read that began then, and saw the lease of that ticket.
@@ -124,7 +125,7 @@ impl<T> Flight<T> {
 
     /// Whether whatever it loads, it loads after that.
     pub(crate) fn is_after(&self, turn: Turn) -> bool {
-        self.began.load(Ordering::SeqCst) > turn.0
+        self.began.load(Ordering::SeqCst) >= turn.0
     }
 }
 

@@ -282,7 +282,15 @@ where
         self.guards.events.note(name, event);
     }
 
-    /// What the store has under these keys, unless it is left alone.
+    /// What the store has under a key, unless it is left alone.
+    pub(crate) async fn ask_one(&self, key: &str) -> store::Result<Seen> {
+        let Ok(look) = self.guards.store.enter() else { return Ok(Seen::Down) };
+        let found = self.store.get_one(key).await;
+        look.answered(found.is_ok());
+        found
+    }
+
+    /// The same for several.
     pub(crate) async fn ask(&self, keys: &[&str]) -> store::Result<Vec<Seen>> {
         let Ok(look) = self.guards.store.enter() else {
             return Ok(vec![Seen::Down; keys.len()]);

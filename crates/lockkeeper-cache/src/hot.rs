@@ -11,16 +11,13 @@
 //!
 //! # Cost
 //!
-//! A hit adds one to a number; one of [`SAMPLE`] takes a lock and looks through the places.
+//! A hit takes a random number; one of [`SAMPLE`] takes a lock and looks through the places.
 
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use lockkeeper::clock::Instant;
 use parking_lot::Mutex;
 use serde::Serialize;
-
-use crate::group::mix;
 
 /// One hit of so many is looked at.
 const SAMPLE: u64 = 16;
@@ -47,24 +44,22 @@ pub struct HotKey {
 /// Samples hits.
 #[derive(Debug)]
 pub(crate) struct Hot {
-    hits: AtomicU64,
     sketch: Mutex<Sketch>,
 }
 
 impl Hot {
     pub(crate) fn new() -> Self {
         let sketch = Sketch { places: Vec::new(), halved: Instant::now() };
-        Self { hits: AtomicU64::new(0), sketch: Mutex::new(sketch) }
+        Self { sketch: Mutex::new(sketch) }
     }
 
     /// A hit. A random number, for whoever needs one.
     pub(crate) fn hit(&self, name: &str) -> u64 {
         // Not every sixteenth: reads come in rounds, too.
-        let random = mix(self.hits.fetch_add(1, Ordering::Relaxed));
-        if random.is_multiple_of(SAMPLE) {
+        if fastrand::u64(..).is_multiple_of(SAMPLE) {
             self.sketch.lock().count(name, Instant::now());
         }
-        mix(random ^ name.len() as u64)
+        fastrand::u64(..)
     }
 
     pub(crate) fn is_hot(&self, name: &str) -> bool {

@@ -18,7 +18,7 @@
 //!
 //! # Cost
 //!
-//! A multiplication; a logarithm for each hit that is asked about.
+//! A multiplication; a logarithm for a hit shortly before the end.
 
 use std::time::Duration;
 
@@ -82,9 +82,15 @@ impl Early {
     /// Whether this read is the one. Always if nothing is `left`.
     #[must_use]
     pub fn is_due(self, left: Duration, load_time: Duration, random: u64) -> bool {
+        let load_time = load_time.as_secs_f64() * self.0;
+        let left = left.as_secs_f64();
+        // No chance is so small: most hits are spared the logarithm.
+        if left > 37.0 * load_time {
+            return false;
+        }
         // In (0, 1]: the logarithm of 0 would make every entry due at once.
         let chance = 1.0 - unit(random);
-        -load_time.as_secs_f64() * self.0 * chance.ln() >= left.as_secs_f64()
+        -load_time * chance.ln() >= left
     }
 }
 

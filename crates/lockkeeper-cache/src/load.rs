@@ -5,6 +5,7 @@ use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use futures_util::FutureExt;
 use futures_util::future::join;
 use lockkeeper::clock::Instant;
@@ -253,7 +254,7 @@ where
 
     /// What is to be stored of a value; nothing of one that is unfit for it.
     #[expect(clippy::option_option, reason = "what is stored for nothing is nothing")]
-    pub(crate) fn encode(&self, value: Option<&V>) -> Option<Option<Arc<[u8]>>> {
+    pub(crate) fn encode(&self, value: Option<&V>) -> Option<Option<Bytes>> {
         let Some(value) = value else { return Some(None) };
         match self.codec.encode(value) {
             Ok(bytes) if bytes.len() <= self.settings.max_value => Some(Some(bytes.into())),
@@ -379,6 +380,5 @@ pub(crate) fn message(panic: &(dyn Any + Send)) -> String {
 
 /// Between half of it and all of it, so that those who wait do not all look at once.
 fn jitter(pause: Duration) -> Duration {
-    let random = Instant::now().as_nanos() % 1024;
-    pause / 2 + pause * u32::try_from(random).unwrap_or(0) / 2048
+    pause / 2 + pause * fastrand::u32(0..1024) / 2048
 }

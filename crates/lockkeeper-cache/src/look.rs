@@ -1,35 +1,52 @@
-//! Looks at the store, shared by those who want the same key while there are many.
+//! Looks at the store. A few at a time are sent one by one; many go together.
 //!
-//! When thousands of tasks read one key in the same moment, their looks stand in line inside this process, and those at
-//! its end are given up before the store has even heard of them: it would be taken for dead because we are many. So where
-//! there are more than a few looks under way, one look for each key is, and who comes meanwhile waits for the next one,
-//! together with all others who do. Nobody gets what was looked for before he began: what had been invalidated by then he
-//! does not see.
+//! # How it works
 //!
-//! A look that is shared is made in a task of its own: who asked for it may go away, or may not be polled for long, and the
-//! others would wait for him.
+//! Who looks while a few others do puts his key into a list. The first of a list starts a task, which lets those run who
+//! are about to look as well, and then asks for the whole list in one command, for each key once. So thousands that
+//! read one key in the same moment are one look, and a hundred that read a hundred keys are two commands and not a
+//! hundred. Nobody waits for the answer of an earlier command before his own is sent.
+//!
+//! # What it promises
+//!
+//! Nobody gets what was looked for before he began: what had been invalidated by then he does not see. Who goes away
+//! takes nothing from the others, because the task belongs to nobody.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use futures_util::future::join_all;
+use parking_lot::Mutex;
+use tokio::sync::oneshot;
+use tokio::task::yield_now;
 use tokio::time::timeout;
 
 use crate::cache::Inner;
-use crate::flight::{Flight, Flights, Role};
 use crate::store::{self, Seen};
 
-/// Fewer than this at a time are not shared: to arrange that costs more than it saves.
-const FEW: usize = 64;
+/// Fewer than this at a time go alone: to arrange more costs more than it saves.
+const FEW: usize = 4;
+
+/// So many keys are in one command at most: a server does nothing else meanwhile.
+const MOST: usize = 16;
 
 #[derive(Debug)]
 pub(crate) struct Looks {
     under_way: AtomicUsize,
-    shared: Flights<Seen>,
+    /// Those who go together next.
+    together: Mutex<Vec<Waiting>>,
+}
+
+/// Somebody who wants to know.
+#[derive(Debug)]
+struct Waiting {
+    name: Box<str>,
+    tell: oneshot::Sender<Seen>,
 }
 
 impl Looks {
     pub(crate) fn new() -> Self {
-        Self { under_way: AtomicUsize::new(0), shared: Flights::new() }
+        Self { under_way: AtomicUsize::new(0), together: Mutex::default() }
     }
 }
 
@@ -44,35 +61,57 @@ where
         if one.before < FEW {
             return self.look_alone(name).await;
         }
-        // Apart, because it is rare, and large.
-        Ok(Box::pin(self.look_together(name)).await)
+        // Nobody tells when the runtime ends.
+        Ok(self.look_together(name).await.unwrap_or(Seen::Down))
     }
 
-    async fn look_together(self: &Arc<Self>, name: &str) -> Seen {
-        let shared = &self.looks.shared;
-        let flight = match shared.join_direct(name, shared.turn()) {
-            Role::Joined(flight) => flight,
-            Role::First(flight) => {
-                self.look_for_all(name, Arc::clone(&flight));
-                flight
-            }
+    fn look_together(self: &Arc<Self>, name: &str) -> oneshot::Receiver<Seen> {
+        let (tell, told) = oneshot::channel();
+        let is_first = {
+            let mut together = self.looks.together.lock();
+            together.push(Waiting { name: name.into(), tell });
+            together.len() == 1
         };
-        // One look may have to wait for another, so the store's own time says nothing about both. Half of the time of a read is
-        // for the database.
-        let seen = timeout(self.settings.timeout / 2, flight.outcome()).await;
-        seen.ok().flatten().unwrap_or(Seen::Down)
+        if is_first {
+            let inner = Arc::clone(self);
+            tokio::spawn(async move { inner.look_for_all().await });
+        }
+        told
     }
 
-    fn look_for_all(self: &Arc<Self>, name: &str, flight: Arc<Flight<Seen>>) {
-        let (inner, name) = (Arc::clone(self), name.to_owned());
-        let mut landing = Landing { inner: Arc::clone(self), flight, seen: Seen::Down };
-        tokio::spawn(async move {
-            let time = inner.settings.timeout;
-            inner.looks.shared.take_off(&landing.flight, time).await;
-            let looked = timeout(time, inner.look_alone(&name)).await;
-            landing.seen = looked.unwrap_or(Ok(Seen::Down)).unwrap_or(Seen::Down);
-            drop(landing);
+    /// Looks for those who go together next.
+    async fn look_for_all(&self) {
+        yield_now().await;
+        let mut together = std::mem::take(&mut *self.looks.together.lock());
+        together.sort_unstable_by(|one, other| one.name.cmp(&other.name));
+        let mut keys: Vec<Vec<Waiting>> = Vec::with_capacity(together.len());
+        for waiting in together {
+            match keys.last_mut() {
+                Some(same) if same[0].name == waiting.name => same.push(waiting),
+                _ => keys.push(vec![waiting]),
+            }
+        }
+        let mut keys = keys.into_iter();
+        let parts = std::iter::from_fn(|| {
+            let part: Vec<_> = keys.by_ref().take(MOST).collect();
+            (!part.is_empty()).then_some(part)
         });
+        join_all(parts.map(|part| self.look_for(part))).await;
+    }
+
+    /// Looks for some keys, with those who want each.
+    async fn look_for(&self, keys: Vec<Vec<Waiting>>) {
+        let names: Vec<&str> = keys.iter().map(|waiting| &*waiting[0].name).collect();
+        let looked = timeout(self.settings.timeout, self.look_many(&names)).await;
+        let looked = looked.unwrap_or(Ok(Vec::new())).unwrap_or_default();
+        let mut looked = looked.into_iter();
+        for waiting in keys {
+            let seen = looked.next().unwrap_or(Seen::Down);
+            for Waiting { tell, .. } in waiting {
+                // Who went away does not hear it.
+                let _ = tell.send(seen.clone());
+            }
+        }
     }
 }
 
@@ -91,19 +130,5 @@ impl<'a> OneMore<'a> {
 impl Drop for OneMore<'_> {
     fn drop(&mut self) {
         self.all.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
-/// Tells those who wait what was seen, also when the task is dropped with its runtime.
-struct Landing<K, V> {
-    inner: Arc<Inner<K, V>>,
-    flight: Arc<Flight<Seen>>,
-    seen: Seen,
-}
-
-impl<K, V> Drop for Landing<K, V> {
-    fn drop(&mut self) {
-        let seen = std::mem::replace(&mut self.seen, Seen::Down);
-        self.inner.looks.shared.land(&self.flight, seen);
     }
 }

@@ -41,7 +41,12 @@ pub trait Store: Debug + Send + Sync {
     /// What is under each of these keys, in one round trip. What is not an entry is [`Seen::Unreadable`].
     async fn get(&self, keys: &[&str]) -> Result<Vec<Seen>>;
 
-    /// After this time [`get`](Self::get) of one key has answered or failed, by a timer of its own; time in which this process
+    /// The same for one key: most reads are of one, and spare themselves a list.
+    async fn get_one(&self, key: &str) -> Result<Seen> {
+        Ok(self.get(&[key]).await?.pop().unwrap_or(Seen::Nothing))
+    }
+
+    /// After this time [`get`](Self::get) has answered or failed, by a timer of its own; time in which this process
     /// did not run may come on top. `None`, which is the default: the cache watches over each read with another one.
     fn answers_within(&self) -> Option<Duration> {
         None

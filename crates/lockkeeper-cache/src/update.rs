@@ -3,6 +3,7 @@
 use std::fmt::Display;
 use std::sync::Arc;
 
+use bytes::Bytes;
 use futures_util::future::{join, join_all};
 
 use crate::cache::{Cache, Inner};
@@ -111,7 +112,7 @@ where
         }
     }
 
-    fn value_of(&self, payload: Option<Arc<[u8]>>, version: u64) -> Value {
+    fn value_of(&self, payload: Option<Bytes>, version: u64) -> Value {
         let now = self.store.now();
         let (lease, fill, schema) = (Lease::NONE, Ticket::new(), self.settings.schema);
         let soft = self

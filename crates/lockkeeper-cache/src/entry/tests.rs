@@ -1,7 +1,5 @@
 //! The steps one by one. That they do together what they should, `explore` shows.
 
-use std::sync::Arc;
-
 use super::*;
 
 const HOW: Invalidation = Invalidation { floor: 0, floor_ms: 1000, keep_ms: 0 };
@@ -11,7 +9,7 @@ fn ticket(number: u8) -> Ticket {
 }
 
 fn value(by: u8, version: u64) -> Value {
-    let payload = Some(Arc::from(*b"x"));
+    let payload = Some(Bytes::from_static(b"x"));
     let (lease, fill) = (Lease::NONE, ticket(by));
     Value { lease, fill, version, made: 0, soft: u64::MAX, cost: 0, schema: 0, payload }
 }

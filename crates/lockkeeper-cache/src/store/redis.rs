@@ -12,6 +12,7 @@ use std::sync::{Arc, LazyLock, Weak};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use bytes::{Buf, Bytes};
 use futures_util::future::join_all;
 use lockkeeper::Url;
 use lockkeeper::backend::redis::keyspace::{Follower, Keyspace};
@@ -207,7 +208,7 @@ impl Redis {
     async fn look(&self, part: &[&str]) -> Result<Vec<Seen>> {
         let mut get = redis::cmd("MGET");
         let (found, by): (Vec<Option<Vec<u8>>>, _) = self.query(part[0], get.arg(part)).await?;
-        Ok(found.iter().map(|bytes| seen(bytes.as_deref(), by)).collect())
+        Ok(found.into_iter().map(|bytes| seen(bytes, by)).collect())
     }
 
     async fn get_many(&self, keys: &[&str]) -> Result<Vec<Seen>> {
@@ -275,12 +276,13 @@ fn strange(reply: &[Reply]) -> StoreError {
 }
 
 /// What a server has under a key, as far as it has written that itself.
-fn seen(stored: Option<&[u8]>, by: u64) -> Seen {
+fn seen(stored: Option<Vec<u8>>, by: u64) -> Seen {
     let Some(stored) = stored else { return Seen::Nothing };
-    match stored.split_first_chunk() {
-        None => Seen::Unreadable,
-        Some((wrote, _)) if u64::from_be_bytes(*wrote) != by => Seen::Nothing,
-        Some((_, entry)) => Entry::decode(entry).map_or(Seen::Unreadable, Seen::Entry),
+    let mut stored = Bytes::from(stored);
+    match stored.try_get_u64() {
+        Err(_) => Seen::Unreadable,
+        Ok(wrote) if wrote != by => Seen::Nothing,
+        Ok(_) => Entry::read(stored).map_or(Seen::Unreadable, Seen::Entry),
     }
 }
 
@@ -295,11 +297,16 @@ impl Store for Redis {
     }
 
     async fn get(&self, keys: &[&str]) -> Result<Vec<Seen>> {
-        // Apart, because it is rare beside hits, and large.
-        let [key] = keys else { return Box::pin(self.get_many(keys)).await };
+        match keys {
+            [key] => Ok(vec![self.get_one(key).await?]),
+            keys => self.get_many(keys).await,
+        }
+    }
+
+    async fn get_one(&self, key: &str) -> Result<Seen> {
         let prefixed;
         let key = match self.servers.prefix() {
-            "" => *key,
+            "" => key,
             _ => {
                 prefixed = self.key(key);
                 &prefixed
@@ -307,9 +314,9 @@ impl Store for Redis {
         };
         let mut get = redis::cmd("GET");
         match self.ask::<Option<Vec<u8>>>(key, get.arg(key)).await {
-            Ok((bytes, by)) => Ok(vec![seen(bytes.as_deref(), by)]),
+            Ok((bytes, by)) => Ok(seen(bytes, by)),
             // Of this key it says nothing, and of the server not that it is down.
-            Err(error) if is_of_others(&error) => Ok(vec![Seen::Unreadable]),
+            Err(error) if is_of_others(&error) => Ok(Seen::Unreadable),
             Err(error) => Err(failed(error)),
         }
     }

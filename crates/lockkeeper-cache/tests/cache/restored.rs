@@ -1,6 +1,5 @@
 //! Servers that come back with what they had, and servers that take over without the last steps (R7, R8).
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use lockkeeper_cache::entry::{Begun, Filled, Invalidation, Lease, Ticket, Value};
@@ -98,7 +97,7 @@ async fn a_server_that_is_started_again_brings_no_leases_back() {
         store.invalidate(&["k"], HOW).await.unwrap();
         server.restart().await;
         eventually("the store answers", async || store.get(&["k"]).await.is_ok()).await;
-        let (lease, payload) = (Lease::NONE, Some(Arc::from(*b"old")));
+        let (lease, payload) = (Lease::NONE, Some(b"old".to_vec().into()));
         let (version, made, soft, cost, schema) = (0, 0, u64::MAX, 0, 0);
         let value = Value { lease, fill: ticket, version, made, soft, cost, schema, payload };
         assert_eq!(store.fill("k", &value, LONG).await.unwrap(), filled, "warm {warm}");

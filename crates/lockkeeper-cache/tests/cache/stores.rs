@@ -132,7 +132,7 @@ fn time(of: u64) -> Duration {
 }
 
 fn value(id: u8, version: u64) -> Value {
-    let payload = (!version.is_multiple_of(2)).then(|| Arc::from([0, 255, id]));
+    let payload = (!version.is_multiple_of(2)).then(|| vec![0, 255, id].into());
     let (lease, fill, soft) = (Lease::NONE, ticket(id), u64::MAX);
     let schema = 3 + u32::from(id);
     Value { lease, fill, version, made: 0, soft, cost: id.into(), schema, payload }

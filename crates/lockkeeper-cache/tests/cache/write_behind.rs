@@ -309,7 +309,7 @@ async fn who_loaded_before_the_database_had_a_change_does_not_fill_over_it() {
     let store = Redis::connect_warm(&format!("redis://{}", server.address())).await.unwrap();
     let (log, key, minute) = ("{t}!changes", "{t}:1", Duration::from_secs(60));
     let value = |fill, version, payload: &[u8]| {
-        let (lease, payload) = (Lease::NONE, Some(Arc::from(payload)));
+        let (lease, payload) = (Lease::NONE, Some(payload.to_vec().into()));
         Value { lease, fill, version, made: 1, soft: u64::MAX, cost: 0, schema: 0, payload }
     };
     let changes = store.changes().unwrap();

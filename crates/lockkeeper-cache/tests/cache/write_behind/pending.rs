@@ -55,7 +55,7 @@ async fn a_load_from_before_a_change_was_applied_fills_nothing() {
     assert!(matches!(begun, Begun::Granted { floor: PENDING, .. }), "{begun:?}");
     let change = changes.first(log, 1).await.unwrap().remove(0);
     changes.applied(log, &change, 0, minute).await.unwrap();
-    let old = Value { fill: ticket, version: 0, payload: Some(Arc::from(*b"\"old\"")), ..new };
+    let old = Value { fill: ticket, version: 0, payload: Some(b"\"old\"".to_vec().into()), ..new };
     assert_eq!(store.fill(key, &old, minute).await.unwrap(), Filled::Gone);
 }
 

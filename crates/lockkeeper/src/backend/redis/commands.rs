@@ -1,6 +1,7 @@
 //! The connections for commands to one server: scripts, time-outs, and what errors mean.
 
 use std::collections::HashSet;
+use std::pin::pin;
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -172,59 +173,61 @@ impl Commands {
         time: Duration,
     ) -> Result<Reply<T>> {
         let mut used = None;
-        let answer = async {
-            let mut open = link.connection().await?;
-            used = Some(open.number);
-            let by = identify(run.sign, &mut open).await.map_err(|error| {
-                if error.is_unrecoverable_error() {
-                    link.forget(open.number);
+        let answered = {
+            // Pinned here: what is handed on as it is lies in every future that it is handed to.
+            let answer = pin!(async {
+                let mut open = link.connection().await?;
+                used = Some(open.number);
+                let by = identify(run.sign, &mut open).await.map_err(|error| {
+                    if error.is_unrecoverable_error() {
+                        link.forget(open.number);
+                    }
+                    failed("asking the server which one it is (INFO)", error)
+                })?;
+                let signed;
+                let run = match by.filter(|_| run.sign == Sign::Both) {
+                    Some(by) => {
+                        let mut step = run.step.clone();
+                        step.arg(&by.to_be_bytes());
+                        // Apart, because a look needs no room for it.
+                        signed = Box::new(step);
+                        Run { step: &signed, ..run }
+                    }
+                    None => run,
+                };
+                let answer = match send(run, &mut open.connection).await {
+                    // Apart, because it is rare, and the future of every command would be larger.
+                    Err(error) if error.kind() == UNKNOWN_SCRIPT => {
+                        let again = async {
+                            run.script.load_async(&mut open.connection).await?;
+                            send(run, &mut open.connection).await
+                        };
+                        Box::pin(again).await
+                    }
+                    answer => answer,
+                };
+                // A master that was replaced meanwhile may grant what the new one grants to others.
+                if answer.is_ok() && !link.is_right(&open) {
+                    return Err(demotion());
                 }
-                failed("asking the server which one it is (INFO)", error)
-            })?;
-            let signed;
-            let run = match by.filter(|_| run.sign == Sign::Both) {
-                Some(by) => {
-                    let mut step = run.step.clone();
-                    step.arg(&by.to_be_bytes());
-                    signed = step;
-                    Run { step: &signed, ..run }
-                }
-                None => run,
-            };
-            let answer = match send(run, &mut open.connection).await {
-                // Apart, because it is rare, and the future of every command would be larger.
-                Err(error) if error.kind() == UNKNOWN_SCRIPT => {
-                    let again = async {
-                        run.script.load_async(&mut open.connection).await?;
-                        send(run, &mut open.connection).await
-                    };
-                    Box::pin(again).await
-                }
-                answer => answer,
-            };
-            // A master that was replaced meanwhile may grant what the new one grants to others.
-            if answer.is_ok() && !link.is_right(&open) {
-                return Err(demotion());
-            }
-            let answer = answer.map(|(value, shortfall)| Reply { value, shortfall, by });
-            answer.map_err(|error| {
-                let demoted = says(&error, "READONLY") && link.origin.may_move();
-                if demoted || error.is_unrecoverable_error() {
-                    link.forget(open.number);
-                }
-                if demoted { demotion() } else { failed("a command", error) }
-            })
+                let answer = answer.map(|(value, shortfall)| Reply { value, shortfall, by });
+                answer.map_err(|error| {
+                    let demoted = says(&error, "READONLY") && link.origin.may_move();
+                    if demoted || error.is_unrecoverable_error() {
+                        link.forget(open.number);
+                    }
+                    if demoted { demotion() } else { failed("a command", error) }
+                })
+            });
+            answer_within(time, answer).await
         };
-        match answer_within(time, answer).await {
-            Some(answer) => answer,
-            None => {
-                // The driver keeps a connection that does not answer: a new one may.
-                if let Some(number) = used {
-                    link.forget(number);
-                }
-                Err(unanswered(time))
+        answered.unwrap_or_else(|| {
+            // The driver keeps a connection that does not answer: a new one may.
+            if let Some(number) = used {
+                link.forget(number);
             }
-        }
+            Err(unanswered(time))
+        })
     }
 
     /// Keys of one type that match, found bit by bit.
