@@ -1,5 +1,6 @@
 //! The end: everything that is held is given back, on demand or when the process is told to go.
 
+use std::pin::{Pin, pin};
 use std::sync::{Arc, Weak, mpsc};
 use std::time::Duration;
 
@@ -8,6 +9,7 @@ use parking_lot::Mutex;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use signal_hook::low_level::emulate_default_handler;
+use tokio::time::Sleep;
 
 use crate::backend::Term;
 use crate::error::{Error, Result};
@@ -93,17 +95,19 @@ async fn shut_down(keeper: &Arc<Keeper>, locks: Option<&Inner>, grace: Duration)
         lease.hold().loss().declare(Cause::ShutDown);
     }
     // Whether they went in time or not, what is left is dealt with next.
-    let in_time = tokio::time::timeout(grace, keeper.empty()).await.is_ok();
+    let mut over = pin!(tokio::time::sleep(grace));
+    empty_unless(keeper, over.as_mut()).await;
     // Requests that have been told leave their place in line, in the background. What else is undone there
     // may be of other locks, and is not worth more time.
     let gone = async {
-        // What is granted in the last moment is in care before it no longer waits, and has to go back as well.
-        let is_back = || !in_time || keeper.is_empty();
-        while !(keeper.waiting.is_zero() && UNDOING.is_zero() && is_back()) {
+        while !(keeper.waiting.is_zero() && UNDOING.is_zero()) {
             tokio::time::sleep(LOOK).await;
         }
     };
     let _ = tokio::time::timeout(grace.min(LEAVE), gone).await;
+    // What is granted in the last moment is in care before it no longer waits. Its holder has been told as well,
+    // and has what is left of the same grace.
+    empty_unless(keeper, over).await;
     let mut report = Shutdown { released: 0, left: keeper.still_leaving() };
     let is_short = |lease: &Arc<Lease>| {
         matches!(lease.terms.term, Term::Fixed(_)) && lease.longest() <= LONG_LEASE
@@ -122,6 +126,15 @@ async fn shut_down(keeper: &Arc<Keeper>, locks: Option<&Inner>, grace: Duration)
         }
     }
     report
+}
+
+/// Waits until nothing is held and everything is back, unless the grace is over before.
+async fn empty_unless(keeper: &Keeper, over: Pin<&mut Sleep>) {
+    tokio::select! {
+        biased;
+        () = keeper.empty() => {}
+        () = over => {}
+    }
 }
 
 /// Who is to be shut down by a signal.
