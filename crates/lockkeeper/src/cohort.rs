@@ -124,23 +124,24 @@ impl Cohort {
         }
     }
 
-    /// Gives back what nobody here is using.
-    pub(crate) fn tidy(&self) {
-        tidy(&self.local, &self.waiting);
+    /// Gives back what nobody here is using. `false`: somebody is here.
+    pub(crate) fn tidy(&self) -> bool {
+        tidy(&self.local, &self.waiting)
     }
 }
 
 /// Gives back what nobody here is using. Called by whoever leaves, after leaving: of two that leave
 /// at the same moment at least one sees that nobody is left.
-fn tidy(local: &Mutex<Remote>, waiting: &AtomicUsize) {
+fn tidy(local: &Mutex<Remote>, waiting: &AtomicUsize) -> bool {
     if waiting.load(Ordering::SeqCst) > 0 {
-        return;
+        return false;
     }
-    let Ok(mut remote) = local.try_lock() else { return };
+    let Ok(mut remote) = local.try_lock() else { return false };
     (remote.acquiring, remote.parked) = (None, false);
     if let Some(lease) = remote.lease.take() {
         lease.give_back();
     }
+    true
 }
 
 /// A place in line here.
@@ -297,5 +298,35 @@ impl fmt::Debug for Cohort {
             .field("name", &self.name)
             .field("waiting", &self.waiting)
             .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::pin;
+
+    use futures_util::FutureExt;
+
+    use super::*;
+    use crate::locks::{DEFAULT_TTL, Locks};
+    use crate::loss::Cause;
+
+    /// A guard that is dropped on another thread: it has parked its hold, for it had not heard of the end, and has the
+    /// turn until everything was looked through. The clock jumps, so that to wait in vain costs no time.
+    #[tokio::test(start_paused = true)]
+    async fn what_is_parked_while_it_shuts_down_goes_back_at_once() {
+        let (locks, grace) = (Locks::memory(), Duration::from_secs(60));
+        let cohort = locks.inner.cohort(&"x".parse().unwrap(), DEFAULT_TTL);
+        let mut turn = cohort.enter(Patience::Forever).await.unwrap().expect("free");
+        let remote = turn.local.as_deref_mut().unwrap();
+        assert!(remote.leave().is_none() && remote.parked);
+        let since = tokio::time::Instant::now();
+        let mut shutting_down = pin!(locks.shutdown(grace));
+        assert_eq!(shutting_down.as_mut().now_or_never(), None);
+        assert_eq!(turn.lease().cause(), Some(Cause::ShutDown));
+        drop(turn);
+        let report = shutting_down.await;
+        assert_eq!((report.released, report.left), (0, 0));
+        assert!(since.elapsed() < grace / 2, "nobody holds anything");
     }
 }

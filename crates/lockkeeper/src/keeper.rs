@@ -152,16 +152,11 @@ impl Keeper {
         self.book.lock().leases.values().filter_map(|entry| entry.lease.upgrade()).collect()
     }
 
-    /// No lease is in care, and every one that was is back at the store.
-    pub(crate) fn is_empty(&self) -> bool {
-        self.book.lock().leases.is_empty() && self.still_leaving() == 0
-    }
-
-    /// Waits until that is so.
+    /// Waits until no lease is in care and every one that was is back at the store.
     pub(crate) async fn empty(&self) {
         loop {
             let emptied = self.emptied.notified();
-            if self.is_empty() {
+            if self.book.lock().leases.is_empty() && self.still_leaving() == 0 {
                 return;
             }
             emptied.await;

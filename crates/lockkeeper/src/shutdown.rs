@@ -1,5 +1,6 @@
 //! The end: everything that is held is given back, on demand or when the process is told to go.
 
+use std::pin::{Pin, pin};
 use std::sync::{Arc, Weak, mpsc};
 use std::time::Duration;
 
@@ -8,6 +9,7 @@ use parking_lot::Mutex;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use signal_hook::low_level::emulate_default_handler;
+use tokio::time::Sleep;
 
 use crate::backend::Term;
 use crate::error::{Error, Result};
@@ -26,8 +28,10 @@ const GRACE: Duration = Duration::from_secs(10);
 /// How long giving back what is left may take after that.
 const LAST: Duration = Duration::from_secs(5);
 
-/// How long those who wait have to leave their place in line, and how often that is looked at.
+/// How long those who wait have to leave their place in line.
 const LEAVE: Duration = Duration::from_secs(1);
+
+/// How often that is looked at, and what was parked meanwhile.
 const LOOK: Duration = Duration::from_millis(2);
 
 /// What [`Locks::shutdown`] found still held after the grace period.
@@ -85,25 +89,34 @@ impl Locks {
 /// See [`Locks::shutdown`]. Without the locks themselves there are guards of theirs at most.
 async fn shut_down(keeper: &Arc<Keeper>, locks: Option<&Inner>, grace: Duration) -> Shutdown {
     keeper.closing.declare(Cause::ShutDown);
-    let cohorts: Vec<_> = locks.map_or_else(Vec::new, |locks| {
+    let mut cohorts: Vec<_> = locks.map_or_else(Vec::new, |locks| {
         locks.cohorts.lock().values().filter_map(Weak::upgrade).collect()
     });
-    cohorts.iter().for_each(|cohort| cohort.tidy());
+    // Where nobody is now nobody comes who is not told: it need not be looked at again.
+    cohorts.retain(|cohort| !cohort.tidy());
     for lease in keeper.leases() {
         lease.hold().loss().declare(Cause::ShutDown);
     }
+    let back = async {
+        while tokio::time::timeout(LOOK, keeper.empty()).await.is_err() {
+            // A guard that just went on another thread may not have heard of it, and parked its hold.
+            cohorts.retain(|cohort| !cohort.tidy());
+        }
+    };
     // Whether they went in time or not, what is left is dealt with next.
-    let in_time = tokio::time::timeout(grace, keeper.empty()).await.is_ok();
+    let mut over = pin!(tokio::time::sleep(grace));
+    unless(over.as_mut(), back).await;
     // Requests that have been told leave their place in line, in the background. What else is undone there
     // may be of other locks, and is not worth more time.
     let gone = async {
-        // What is granted in the last moment is in care before it no longer waits, and has to go back as well.
-        let is_back = || !in_time || keeper.is_empty();
-        while !(keeper.waiting.is_zero() && UNDOING.is_zero() && is_back()) {
+        while !(keeper.waiting.is_zero() && UNDOING.is_zero()) {
             tokio::time::sleep(LOOK).await;
         }
     };
     let _ = tokio::time::timeout(grace.min(LEAVE), gone).await;
+    // What is granted in the last moment is in care before it no longer waits. Its holder has been told as well,
+    // so it parks nothing, and has what is left of the same grace.
+    unless(over, keeper.empty()).await;
     let mut report = Shutdown { released: 0, left: keeper.still_leaving() };
     let is_short = |lease: &Arc<Lease>| {
         matches!(lease.terms.term, Term::Fixed(_)) && lease.longest() <= LONG_LEASE
@@ -122,6 +135,15 @@ async fn shut_down(keeper: &Arc<Keeper>, locks: Option<&Inner>, grace: Duration)
         }
     }
     report
+}
+
+/// Waits for the guards to go, unless the grace is over before.
+async fn unless(over: Pin<&mut Sleep>, gone: impl Future<Output = ()>) {
+    tokio::select! {
+        biased;
+        () = gone => {}
+        () = over => {}
+    }
 }
 
 /// Who is to be shut down by a signal.
