@@ -20,5 +20,6 @@ mod stores;
 mod tables;
 mod tags;
 mod transactions;
+mod unreadable;
 mod updates;
 mod write_behind;
