@@ -1,11 +1,16 @@
 //! What has changed at the store, and how far that is known. Nothing here waits or talks to anybody.
 
+mod parts;
+
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use rustix::time::{ClockId, clock_gettime};
 
+use self::parts::Part;
 use crate::hash::hash;
 
 /// Keys share their generation with a 65,536th of the others: a change of one costs a look at the store for each of
@@ -30,6 +35,10 @@ pub struct Watch {
     good_until: AtomicU64,
     flushes: AtomicU64,
     bound: Duration,
+    /// Those who tell this one, if they are several.
+    parts: Mutex<Vec<Arc<Self>>>,
+    /// Whom this one tells; it keeps nothing itself then.
+    part: Option<Part>,
 }
 
 /// The generation of a key at some time.
@@ -44,10 +53,15 @@ pub(crate) struct Mark {
 
 impl Watch {
     pub(crate) fn new(bound: Duration) -> Self {
-        let generations = (0..PLACES).map(|_| AtomicU32::new(0)).collect();
+        Self::with_places(bound, PLACES)
+    }
+
+    fn with_places(bound: Duration, places: usize) -> Self {
+        let generations = (0..places).map(|_| AtomicU32::new(0)).collect();
         let (good_until, flushes) = (AtomicU64::new(0), AtomicU64::new(0));
         let (epoch, news) = (AtomicU32::new(0), AtomicU64::new(1));
-        Self { generations, epoch, news, good_until, flushes, bound }
+        let (parts, part) = (Mutex::default(), None);
+        Self { generations, epoch, news, good_until, flushes, bound, parts, part }
     }
 
     /// The time in nanoseconds, by a clock that is cheap to ask: it may be late by its tick.
@@ -65,12 +79,18 @@ impl Watch {
 
     /// What is under this key has changed.
     pub fn changed(&self, key: &[u8]) {
+        if let Some(part) = &self.part {
+            return part.changed(key);
+        }
         self.generation(place(key)).fetch_add(1, Ordering::SeqCst);
         self.news.fetch_add(1, Ordering::SeqCst);
     }
 
     /// Anything may have changed. Nothing is served before the next [`caught_up`](Self::caught_up).
     pub fn missed(&self) {
+        if let Some(part) = &self.part {
+            return part.missed();
+        }
         // Not when nothing was known anyway.
         if self.good_until.swap(0, Ordering::SeqCst) > 0 {
             self.flushes.fetch_add(1, Ordering::Relaxed);
@@ -86,6 +106,9 @@ impl Watch {
 
     /// Every change has been told that was acknowledged before that time, by [`now`](Self::now).
     pub fn caught_up(&self, then: u64) {
+        if let Some(part) = &self.part {
+            return part.caught_up(then);
+        }
         let until = then.saturating_add(nanos(self.bound)).saturating_sub(TICK);
         self.good_until.store(until, Ordering::SeqCst);
         self.news.fetch_add(1, Ordering::SeqCst);

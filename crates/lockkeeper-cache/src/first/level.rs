@@ -37,7 +37,8 @@ where
     /// # Errors
     ///
     /// [`Error::Config`] when the store does not tell of changes ([`Memory`](crate::Memory), which is as near
-    /// already), when there is a first level already, or an option makes no sense.
+    /// already, and [`Grouped`](crate::Grouped) with such a one in it), when there is a first level already, or an option
+    /// makes no sense.
     pub fn with_first_level(self, level: FirstLevel) -> Result<Self> {
         let (first, changes) = First::new(level)?;
         let inner = &self.inner;

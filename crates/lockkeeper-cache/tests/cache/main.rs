@@ -8,6 +8,7 @@ mod double_delete;
 mod faults;
 mod first;
 mod freshness;
+mod groups;
 mod harness;
 mod late;
 mod locked;
