@@ -20,6 +20,7 @@ use quick_cache::sync::Cache as Map;
 pub use self::changes::Watch;
 use self::changes::{Mark, nanos};
 use self::count::Count;
+pub(crate) use self::kept::Shown;
 use self::kept::{Kept, Wanted};
 use crate::cache::{Read, Source};
 use crate::entry::Millis;
@@ -121,6 +122,9 @@ pub(crate) trait Level<K, V>: Send + Sync {
 
     /// Keeps what was read from the store since the mark, for so long at most.
     fn put(&self, key: &K, read: &Read<V>, mark: Mark, left: Duration);
+    /// What there is of a key, whether it would be served or not. It counts for nothing.
+    fn show(&self, key: &K) -> Option<Shown>;
+
 
     fn changes(&self) -> &Watch;
 
@@ -192,6 +196,16 @@ where
 
     fn clear(&self) {
         self.map.clear();
+    fn show(&self, key: &K) -> Option<Shown> {
+        let found = Cell::new(None);
+        let does = |kept: &Kept<K>| {
+            found.set(Some(kept.shown(&self.changes)));
+            true
+        };
+        self.map.peek(&Wanted { key, does })?;
+        found.get()
+    }
+
     }
 
     fn put(&self, key: &K, read: &Read<V>, mark: Mark, left: Duration) {
