@@ -58,6 +58,12 @@ const SHORTEST: Duration = Duration::from_millis(50);
 /// No round trip for a hit, which takes some 8 ns more than the map alone, half as long again. One more connection to
 /// each server, a message for each change in the namespace to each process, and 260 KiB for each cache. A value is
 /// copied here by the second read, the one that finds it at the store.
+///
+/// Hits here do not count for [`hot_keys`](crate::Cache::hot_keys): of a key that is read all the time, the store sees one
+/// read per [`ttl`](Self::ttl) and change in each process. So it may never be hot and never be
+/// [refreshed ahead](crate::Builder::early). When its time at the store ends, it is gone here as well, and the next read in
+/// each process waits for the one load. Where nobody shall wait, [`refresh_after`](crate::Builder::refresh_after) has it
+/// loaded by the first read at the store after that time, and copies here end by then.
 #[derive(Clone, Copy, Debug)]
 #[must_use = "to be given to a cache"]
 pub struct FirstLevel {
