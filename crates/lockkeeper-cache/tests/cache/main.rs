@@ -21,6 +21,7 @@ mod stores;
 mod tables;
 mod tags;
 mod transactions;
+mod trips;
 mod unreadable;
 mod updates;
 mod write_behind;
