@@ -29,6 +29,8 @@ pub struct Watch {
     generations: Box<[AtomicU32]>,
     /// Grows when anything may have changed.
     epoch: AtomicU32,
+    /// Grows when this process has changed everything.
+    cleared: AtomicU32,
     /// Grows with everything that is told, after it: as long as it is the same, nothing else need be looked at.
     news: AtomicU64,
     /// Until when what is known will do; 0: nothing is known.
@@ -47,6 +49,7 @@ pub(crate) struct Mark {
     place: u16,
     generation: u32,
     epoch: u32,
+    cleared: u32,
     /// When, by [`Watch::now`].
     at: u64,
 }
@@ -59,9 +62,9 @@ impl Watch {
     fn with_places(bound: Duration, places: usize) -> Self {
         let generations = (0..places).map(|_| AtomicU32::new(0)).collect();
         let (good_until, flushes) = (AtomicU64::new(0), AtomicU64::new(0));
-        let (epoch, news) = (AtomicU32::new(0), AtomicU64::new(1));
+        let (epoch, cleared, news) = (AtomicU32::new(0), AtomicU32::new(0), AtomicU64::new(1));
         let (parts, part) = (Mutex::default(), None);
-        Self { generations, epoch, news, good_until, flushes, bound, parts, part }
+        Self { generations, epoch, cleared, news, good_until, flushes, bound, parts, part }
     }
 
     /// The time in nanoseconds, by a clock that is cheap to ask: it may be late by its tick.
@@ -95,11 +98,16 @@ impl Watch {
         if self.good_until.swap(0, Ordering::SeqCst) > 0 {
             self.flushes.fetch_add(1, Ordering::Relaxed);
         }
-        self.forget_all();
+        self.next_epoch();
     }
 
-    /// All that was kept before this is of an old generation.
+    /// All that was kept before this is of an old generation, and known to have changed.
     pub(crate) fn forget_all(&self) {
+        self.cleared.fetch_add(1, Ordering::SeqCst);
+        self.next_epoch();
+    }
+
+    fn next_epoch(&self) {
         self.epoch.fetch_add(1, Ordering::SeqCst);
         self.news.fetch_add(1, Ordering::SeqCst);
     }
@@ -122,7 +130,9 @@ impl Watch {
     pub(crate) fn mark(&self, key: &str) -> Mark {
         let place = place(key.as_bytes());
         let generation = self.generation(place).load(Ordering::SeqCst);
-        Mark { place, generation, epoch: self.epoch.load(Ordering::SeqCst), at: Self::now() }
+        let cleared = self.cleared.load(Ordering::SeqCst);
+        let epoch = self.epoch.load(Ordering::SeqCst);
+        Mark { place, generation, epoch, cleared, at: Self::now() }
     }
 
     /// How much news there has been, if what is known does [now](Self::now).
@@ -143,7 +153,9 @@ impl Watch {
     /// Whether no change is known since that mark, though there may be some, and it is not older than that.
     pub(crate) fn unchanged(&self, mark: &Mark, bound: Duration) -> bool {
         let until = mark.at.saturating_add(nanos(bound)).saturating_sub(TICK);
-        self.generation(mark.place).load(Ordering::SeqCst) == mark.generation && Self::now() < until
+        self.generation(mark.place).load(Ordering::SeqCst) == mark.generation
+            && self.cleared.load(Ordering::SeqCst) == mark.cleared
+            && Self::now() < until
     }
 
     #[inline]
