@@ -22,6 +22,7 @@ use crate::stats::Counters;
 use crate::store::Store;
 use crate::strategy;
 use crate::tags::{self, Tags};
+use crate::unreadable::Shelf;
 
 /// What can be chosen.
 #[derive(Clone, Debug)]
@@ -40,6 +41,7 @@ pub(crate) struct Settings {
     pub(crate) max_key: usize,
     pub(crate) max_value: usize,
     pub(crate) schema: u32,
+    pub(crate) keep_unreadable: usize,
 }
 
 /// Makes a [`Cache`]; from [`Cache::builder`].
@@ -72,6 +74,7 @@ impl Builder {
             max_key: 512,
             max_value: 8 << 20,
             schema: 0,
+            keep_unreadable: 0,
         };
         let (guards, options) = (Guards::new(), strategy::Options::default());
         Self { store, guards, tags: None, settings, options }
@@ -208,7 +211,7 @@ impl Builder {
         let (loader, codec) = (Box::new(loader), Box::new(codec));
         let (loads, flights) = (Semaphore::new(settings.max_loads), Flights::new());
         let (stats, debt, audits) = (Counters::default(), Debt::new(debt::MOST), Audits::default());
-        let first = OnceLock::new();
+        let (first, unreadable) = (OnceLock::new(), Shelf::new(settings.keep_unreadable));
         let inner = Inner {
             store,
             loader,
@@ -223,6 +226,7 @@ impl Builder {
             settings,
             stats,
             audits,
+            unreadable,
         };
         Ok(Cache::new(inner))
     }

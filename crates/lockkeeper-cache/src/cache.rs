@@ -29,6 +29,7 @@ use crate::look::Looks;
 use crate::stats::{Counters, Stats};
 use crate::store::{self, PENDING, Seen, Store, millis};
 use crate::tags::Tags;
+use crate::unreadable::Shelf;
 
 /// Between two attempts at an invalidation that the store failed at.
 const RETRY: Duration = Duration::from_millis(20);
@@ -71,6 +72,7 @@ pub(crate) struct Inner<K, V> {
     pub(crate) settings: Settings,
     pub(crate) stats: Counters,
     pub(crate) audits: Audits<K>,
+    pub(crate) unreadable: Shelf,
 }
 
 /// What a read got.
@@ -378,6 +380,7 @@ where
             Seen::Down => Verdict::Get(Plan::Down, None),
             Seen::Unreadable => {
                 self.stats.unreadable.add();
+                self.unreadable.keep_foreign(self.key_of(name));
                 self.note(name, Event::Unreadable);
                 Verdict::Get(fill(None), None)
             }
@@ -385,7 +388,7 @@ where
             Seen::Entry(Entry::Gap(gap)) => {
                 let shown = shown(gap.lease);
                 if let Some(last) = gap.last.filter(|_| freshness.accepts_dead(gap.died, now))
-                    && let Decoded::Read(read) = self.decode(&last)
+                    && let Decoded::Read(read) = self.decode(name, &last)
                 {
                     self.stats.stale_hits.add();
                     self.note(name, Event::ServedStale);
@@ -416,7 +419,7 @@ where
         if value.version != PENDING && !freshness.accepts(value.version, value.made, now) {
             return Verdict::Get(anew, shown);
         }
-        match self.decode(value) {
+        match self.decode(name, value) {
             Decoded::Read(read) => {
                 self.stats.hits.add();
                 if read.value.is_none() {

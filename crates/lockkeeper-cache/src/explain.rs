@@ -24,6 +24,8 @@ use crate::store::Seen;
 pub struct Explanation {
     /// The key, as it is stored.
     pub key: String,
+    /// What the first level of this process has of it; `None`: there is no first level.
+    pub first: Option<Near>,
     /// What the store has under it.
     pub there: There,
     /// What a read that takes [any](crate::Freshness::Any) value would do now.
@@ -48,6 +50,27 @@ pub struct Past {
     pub ago_ms: u64,
     /// What it was.
     pub event: Event,
+}
+
+/// What the [first level](crate::FirstLevel) has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(tag = "kind", rename_all = "kebab-case")]
+#[non_exhaustive]
+pub enum Near {
+    /// Nothing.
+    Nothing,
+    /// A copy of a value, or that the database has nothing.
+    Copy {
+        /// Whether it is served: its time is not over, no change of it is known, and what is known is no older than the
+        /// bound. One that is not may still be, by [`Down::Stale`], while the store does not answer.
+        serves: bool,
+        /// For so long it may be served yet, if nothing changes.
+        left_ms: u64,
+        /// Its version; 0 where none is known.
+        version: u64,
+        /// How long ago its load began.
+        age_ms: u64,
+    },
 }
 
 /// What the store has.
@@ -113,6 +136,8 @@ pub struct Holder {
 #[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
 pub enum Outlook {
+    /// Take the copy of the first level, and ask nobody.
+    First,
     /// Take it.
     Hit,
     /// Take it, and have it loaded anew.
@@ -144,9 +169,9 @@ where
     K: Clone + Display + Send + Sync + 'static,
     V: Send + Sync + 'static,
 {
-    /// Says what is known about a key and what a read would do now that does not find it in the
-    /// [first level](crate::FirstLevel), and what happened to it in this process of late. It changes nothing and counts for
-    /// nothing, and it shows no values.
+    /// Says what is known about a key in the [first level](crate::FirstLevel) of this process and at the store, what a read
+    /// would do now, and what happened to it in this process of late. It changes nothing and counts for nothing, and it
+    /// shows no values.
     ///
     /// ```
     /// # #[tokio::main]
@@ -191,13 +216,16 @@ where
         if read == Outlook::Down && inner.stale_copy(key, Freshness::Any).is_some() {
             read = Outlook::Stale;
         }
-        let read = inner.refused(read, filter, database);
+        let (mut read, first) = (inner.refused(read, filter, database), inner.near(key));
+        if matches!(first, Some(Near::Copy { serves: true, .. })) {
+            read = Outlook::First;
+        }
         let there = inner.there(&seen);
         let past =
             |(ago, event): (Duration, Event)| Past { ago_ms: crate::store::millis(ago), event };
         let events = inner.guards.events.of(&name).into_iter().map(past).collect();
         let hot = inner.guards.hot.is_hot(&name);
-        Ok(Explanation { key: name, there, read, filter, store, database, hot, events })
+        Ok(Explanation { key: name, first, there, read, filter, store, database, hot, events })
     }
 }
 
@@ -236,7 +264,8 @@ where
     fn refused(&self, read: Outlook, filter: Option<Verdict>, database: Option<Phase>) -> Outlook {
         let busy = matches!(self.guards.down(), Down::Busy | Down::Stale { otherwise: None, .. });
         match read {
-            Outlook::Hit | Outlook::HitAndRefresh | Outlook::Wait | Outlook::Stale => read,
+            Outlook::First | Outlook::Stale => read,
+            Outlook::Hit | Outlook::HitAndRefresh | Outlook::Wait => read,
             Outlook::Load | Outlook::Down if filter == Some(Verdict::Absent) => Outlook::Filtered,
             Outlook::Down | Outlook::Owed if busy => Outlook::BusyStore,
             _ if database == Some(Phase::Open) => Outlook::BusyDatabase,
@@ -248,6 +277,16 @@ where
     fn reads(&self, value: &Value) -> bool {
         let decoded = value.payload.as_deref().map(|bytes| self.codec.decode(bytes));
         value.schema == self.settings.schema && decoded.is_none_or(|decoded| decoded.is_ok())
+    }
+
+    fn near(&self, key: &K) -> Option<Near> {
+        let Some(shown) = self.first.get()?.show(key) else { return Some(Near::Nothing) };
+        Some(Near::Copy {
+            serves: shown.serves,
+            left_ms: crate::store::millis(shown.left),
+            version: shown.version,
+            age_ms: self.store.now().saturating_sub(shown.made),
+        })
     }
 
     fn there(&self, seen: &Seen) -> There {
@@ -297,6 +336,19 @@ impl Display for Holder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let whose = if self.ours { "this process" } else { "another process" };
         write!(f, "{whose}, for another {}", Time(self.left_ms))
+    }
+}
+
+impl Display for Near {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self::Copy { serves, left_ms, version, age_ms } = self else {
+            return f.write_str("nothing");
+        };
+        write!(f, "a copy, version {version}, loaded {} ago; ", Time(*age_ms))?;
+        match serves {
+            true => write!(f, "served for another {} if nothing changes", Time(*left_ms)),
+            false => f.write_str("not served"),
+        }
     }
 }
 
@@ -359,6 +411,7 @@ impl Display for There {
 impl Display for Outlook {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
+            Self::First => "takes the copy in this process",
             Self::Hit => "takes it",
             Self::HitAndRefresh => "takes it, and has it loaded anew",
             Self::Load => "loads it, and fills it",
@@ -381,8 +434,11 @@ impl Display for Outlook {
 
 impl Display for Explanation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { key, there, read, filter, store, database, hot, events } = self;
+        let Self { key, first, there, read, filter, store, database, hot, events } = self;
         writeln!(f, "{}", key.escape_debug())?;
+        if let Some(first) = first {
+            writeln!(f, "  in this process: {first}")?;
+        }
         writeln!(f, "  there: {there}")?;
         writeln!(f, "  a read now: {read}")?;
         if let Some(filter) = filter {

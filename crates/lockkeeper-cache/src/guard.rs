@@ -58,7 +58,8 @@ pub enum Down {
     /// have changed while the store was down is not heard of. [`Freshness`](crate::Freshness) holds: a read that asks for a
     /// version, an age or the latest gets that, or a load.
     ///
-    /// It needs [`with_first_level`](crate::Cache::with_first_level): without one there are no copies.
+    /// It needs [`with_first_level`](crate::Cache::with_first_level): without one there are no copies. Where one store of a
+    /// [group](crate::Grouped) is down, this is for its keys alone.
     Stale {
         /// How long ago the store may have had it.
         bound: Duration,

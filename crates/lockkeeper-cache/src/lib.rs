@@ -100,6 +100,7 @@ mod tags;
 pub mod through;
 mod transaction;
 mod turn;
+mod unreadable;
 mod update;
 
 pub use audit::Audit;
@@ -122,3 +123,4 @@ pub use store::Redis;
 pub use store::{Grouped, Memory, Seen, Store};
 pub use strategy::{Strategy, Table, Written};
 pub use transaction::{Committed, Invalidate, Touched, Transaction, WriteError};
+pub use unreadable::Unreadable;

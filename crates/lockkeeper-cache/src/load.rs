@@ -1,6 +1,7 @@
 //! What a miss does: ask for the lease, load, fill; or wait for who has it.
 
 use std::any::Any;
+use std::fmt;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
@@ -178,7 +179,7 @@ where
             let now = self.store.now();
             let busy = match there {
                 Seen::Entry(Entry::Value(value)) if Some(value.fill) != *except => {
-                    match self.decode(&value) {
+                    match self.decode(name, &value) {
                         Decoded::Read(read) => return Waited::Found(read),
                         Decoded::Newer => return Waited::Direct,
                         Decoded::Pending => return Waited::Pending,
@@ -271,30 +272,39 @@ where
         }
     }
 
-    /// The value of an entry.
-    pub(crate) fn decode(&self, value: &Value) -> Decoded<V> {
-        if value.schema != self.settings.schema {
+    /// The value of an entry, which is under this key.
+    pub(crate) fn decode(&self, name: &str, value: &Value) -> Decoded<V> {
+        let (found, ours) = (value.schema, self.settings.schema);
+        if found != ours {
             self.stats.unreadable.add();
-            return match value.schema > self.settings.schema {
-                _ if value.version == PENDING => Decoded::Pending,
-                true => Decoded::Newer,
-                false => Decoded::Unfit,
-            };
+            if found > ours && value.version != PENDING {
+                return Decoded::Newer;
+            }
+            self.keep(name, value, &format_args!("it is of schema {found}, and ours is {ours}"));
+            return if value.version == PENDING { Decoded::Pending } else { Decoded::Unfit };
         }
         let decoded = match value.payload.as_deref().map(|bytes| self.codec.decode(bytes)) {
             None => None,
             Some(Ok(decoded)) => Some(Arc::new(decoded)),
             Some(Err(error)) => {
                 self.stats.unreadable.add();
+                self.keep(name, value, &error);
                 if value.version == PENDING {
                     return Decoded::Pending;
                 }
-                tracing::debug!(%error, "a value cannot be decoded, and is loaded again");
+                // Without the error, which may repeat the value.
+                let (key, bytes) = (name.escape_debug(), value.payload.as_deref().map(<[u8]>::len));
+                tracing::debug!(%key, bytes, "a value cannot be decoded, and is loaded again");
                 return Decoded::Unfit;
             }
         };
         let Value { version, made, .. } = *value;
         Decoded::Read(Read { value: decoded, version, made, source: Source::Hit })
+    }
+
+    /// For who wants to know why it could not be read.
+    fn keep(&self, name: &str, value: &Value, error: &dyn fmt::Display) {
+        self.unreadable.keep(self.key_of(name), value, error);
     }
 
     /// From the database, and nothing is filled.

@@ -38,12 +38,12 @@ where
     ///
     /// None: a future that is dropped has invalidated some.
     pub async fn clear(&self) -> Result<u64> {
-        let cleared = self.inner.clear().await;
-        // Copies of what the store has forgotten by itself are in no list.
+        let cleared = self.inner.clear().await.inspect_err(|_| self.inner.owe_all());
+        // Copies of what the store has forgotten by itself are in no list. They are not served any more, and only take room.
         if let Some(first) = self.inner.first.get() {
             first.clear();
         }
-        cleared.inspect_err(|_| self.inner.owe_all())
+        cleared
     }
 }
 

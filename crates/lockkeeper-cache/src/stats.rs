@@ -39,7 +39,8 @@ macro_rules! counters {
 counters! {
     /// Reads that found a value that would do.
     hits,
-    /// Of those, how many were told that the database has nothing.
+    /// Of those, how many were told that the database has nothing. Not of those that the first level served: what it has
+    /// is not looked at.
     null_hits,
     /// Reads that found one in the first level, inside this process; not among `hits`.
     first_hits,

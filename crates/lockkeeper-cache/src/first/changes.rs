@@ -1,11 +1,16 @@
 //! What has changed at the store, and how far that is known. Nothing here waits or talks to anybody.
 
+mod parts;
+
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use rustix::time::{ClockId, clock_gettime};
 
+use self::parts::Part;
 use crate::hash::hash;
 
 /// Keys share their generation with a 65,536th of the others: a change of one costs a look at the store for each of
@@ -21,12 +26,18 @@ pub struct Watch {
     generations: Box<[AtomicU32]>,
     /// Grows when anything may have changed.
     epoch: AtomicU32,
+    /// Grows when this process has changed everything.
+    cleared: AtomicU32,
     /// Grows with everything that is told, after it: as long as it is the same, nothing else need be looked at.
     news: AtomicU64,
     /// Until when what is known will do; 0: nothing is known.
     good_until: AtomicU64,
     flushes: AtomicU64,
     bound: Duration,
+    /// Those who tell this one, if they are several.
+    parts: Mutex<Vec<Arc<Self>>>,
+    /// Whom this one tells; it keeps nothing itself then.
+    part: Option<Part>,
 }
 
 /// The generation of a key at some time.
@@ -35,16 +46,22 @@ pub(crate) struct Mark {
     place: u16,
     generation: u32,
     epoch: u32,
+    cleared: u32,
     /// When, by [`Watch::now`].
     at: u64,
 }
 
 impl Watch {
     pub(crate) fn new(bound: Duration) -> Self {
-        let generations = (0..PLACES).map(|_| AtomicU32::new(0)).collect();
+        Self::with_places(bound, PLACES)
+    }
+
+    fn with_places(bound: Duration, places: usize) -> Self {
+        let generations = (0..places).map(|_| AtomicU32::new(0)).collect();
         let (good_until, flushes) = (AtomicU64::new(0), AtomicU64::new(0));
-        let (epoch, news) = (AtomicU32::new(0), AtomicU64::new(1));
-        Self { generations, epoch, news, good_until, flushes, bound }
+        let (epoch, cleared, news) = (AtomicU32::new(0), AtomicU32::new(0), AtomicU64::new(1));
+        let (parts, part) = (Mutex::default(), None);
+        Self { generations, epoch, cleared, news, good_until, flushes, bound, parts, part }
     }
 
     /// The time in nanoseconds, by a clock that is cheap to ask: it may be late by its tick.
@@ -62,27 +79,41 @@ impl Watch {
 
     /// What is under this key has changed.
     pub fn changed(&self, key: &[u8]) {
+        if let Some(part) = &self.part {
+            return part.changed(key);
+        }
         self.generation(place(key)).fetch_add(1, Ordering::SeqCst);
         self.news.fetch_add(1, Ordering::SeqCst);
     }
 
     /// Anything may have changed. Nothing is served before the next [`caught_up`](Self::caught_up).
     pub fn missed(&self) {
+        if let Some(part) = &self.part {
+            return part.missed();
+        }
         // Not when nothing was known anyway.
         if self.good_until.swap(0, Ordering::SeqCst) > 0 {
             self.flushes.fetch_add(1, Ordering::Relaxed);
         }
-        self.forget_all();
+        self.next_epoch();
     }
 
-    /// All that was kept before this is of an old generation.
+    /// All that was kept before this is of an old generation, and known to have changed.
     pub(crate) fn forget_all(&self) {
+        self.cleared.fetch_add(1, Ordering::SeqCst);
+        self.next_epoch();
+    }
+
+    fn next_epoch(&self) {
         self.epoch.fetch_add(1, Ordering::SeqCst);
         self.news.fetch_add(1, Ordering::SeqCst);
     }
 
     /// Every change has been told that was acknowledged before that time, by [`now`](Self::now).
     pub fn caught_up(&self, then: u64) {
+        if let Some(part) = &self.part {
+            return part.caught_up(then);
+        }
         let until = then.saturating_add(nanos(self.bound)).saturating_sub(TICK);
         self.good_until.store(until, Ordering::SeqCst);
         self.news.fetch_add(1, Ordering::SeqCst);
@@ -96,7 +127,9 @@ impl Watch {
     pub(crate) fn mark(&self, key: &str) -> Mark {
         let place = place(key.as_bytes());
         let generation = self.generation(place).load(Ordering::SeqCst);
-        Mark { place, generation, epoch: self.epoch.load(Ordering::SeqCst), at: Self::now() }
+        let cleared = self.cleared.load(Ordering::SeqCst);
+        let epoch = self.epoch.load(Ordering::SeqCst);
+        Mark { place, generation, epoch, cleared, at: Self::now() }
     }
 
     /// How much news there has been, if what is known does [now](Self::now).
@@ -122,7 +155,9 @@ impl Watch {
     /// Whether no change is known since that mark, though there may be some, and it is not older than that.
     pub(crate) fn unchanged(&self, mark: &Mark, bound: Duration) -> bool {
         let until = mark.at.saturating_add(nanos(bound)).saturating_sub(TICK);
-        self.generation(mark.place).load(Ordering::SeqCst) == mark.generation && Self::now() < until
+        self.generation(mark.place).load(Ordering::SeqCst) == mark.generation
+            && self.cleared.load(Ordering::SeqCst) == mark.cleared
+            && Self::now() < until
     }
 
     #[inline]

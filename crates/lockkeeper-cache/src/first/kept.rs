@@ -6,6 +6,7 @@
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use quick_cache::Equivalent;
 
@@ -39,6 +40,13 @@ impl<K> Kept<K> {
         })
     }
 
+    /// What there is to be said of it.
+    pub(super) fn shown(&self, changes: &Watch) -> Shown {
+        let Stamp { version, made, ends, .. } = *self.stamp;
+        let left = Duration::from_nanos(ends.saturating_sub(Watch::now()));
+        Shown { serves: self.holds(changes), left, version, made }
+    }
+
     #[cold]
     fn looked_at(&self, changes: &Watch, news: u64, now: u64) -> bool {
         let good = now < self.stamp.ends && changes.is_same(&self.stamp.mark);
@@ -62,6 +70,17 @@ impl<K: Hash> Hash for Kept<K> {
     fn hash<H: Hasher>(&self, state: &mut H) {
         self.key.hash(state);
     }
+}
+
+/// What there is of a key, for [`explain`](crate::Cache::explain).
+#[derive(Clone, Copy)]
+pub(crate) struct Shown {
+    /// Whether it would be served now.
+    pub(crate) serves: bool,
+    /// How long it may be yet, if nothing changes.
+    pub(crate) left: Duration,
+    pub(crate) version: u64,
+    pub(crate) made: Millis,
 }
 
 /// What is known of a value.

@@ -38,17 +38,22 @@ where
     /// # Errors
     ///
     /// [`Error::Config`] when the store does not tell of changes ([`Memory`](crate::Memory), which is as near
-    /// already), when there is a first level already, or an option makes no sense.
+    /// already, and [`Grouped`](crate::Grouped) with such a one in it), when there is a first level already, or an option
+    /// makes no sense.
     pub fn with_first_level(self, level: FirstLevel) -> Result<Self> {
         let (first, changes) = First::new(level)?;
         let inner = &self.inner;
-        if inner.first.set(Box::new(first)).is_err() {
-            return Err(Error::Config("there is a first level already".into()));
+        let already = || Error::Config("there is a first level already".into());
+        if inner.first.get().is_some() {
+            return Err(already());
         }
+        // Before it is used by anybody: one that hears of nothing must not be there, not even for clones.
         if !inner.store.follow(&format!("{}:", inner.settings.namespace), &changes) {
             let store = &inner.store;
             return Err(Error::Config(format!("no first level before {store:?}")));
         }
+        // Who comes second is dropped, and nobody tells it anything any more.
+        inner.first.set(Box::new(first)).map_err(|_| already())?;
         Ok(self)
     }
 }

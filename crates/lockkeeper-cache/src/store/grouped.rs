@@ -12,6 +12,7 @@ use super::{Claim, Cursor, Page, Positions, Result, Seen, Store};
 use crate::breaker::{Phase, Policy};
 use crate::entry::{Begun, Filled, Invalidation, Millis, Settled, Ticket, Value};
 use crate::error::StoreError;
+use crate::first::Watch;
 use crate::group::{Group, GroupError};
 
 /// Several stores, each with its share of the keys; one that is down is down alone.
@@ -45,6 +46,10 @@ use crate::group::{Group, GroupError};
 ///
 /// Two processes with different names for them disagree about where keys are, and miss each other's invalidations.
 /// Where their clocks do not agree, ages are wrong by as much.
+///
+/// A [first level](crate::FirstLevel) knows as much as it hears from the one that it hears least of. While one of them
+/// is down it serves nothing by itself, of no store's keys: the others are then asked for what it would have spared
+/// them. With [`Down::Stale`](crate::Down::Stale) it has copies for the keys of the one that is down, and for no others.
 ///
 /// # Cost
 ///
@@ -248,6 +253,12 @@ impl Store for Grouped {
 
     async fn tagged(&self, tag: &str, from: Cursor) -> Result<Page> {
         self.of(tag).tagged(tag, from).await
+    }
+
+    /// All of them, or it is no use: what is not heard of one is not known of the whole.
+    fn follow(&self, prefix: &str, changes: &Arc<Watch>) -> bool {
+        let parts = changes.split(self.group.nodes().count());
+        self.group.nodes().zip(&parts).all(|((_, node, _), part)| node.follow(prefix, part))
     }
 
     /// One after the other. The part is the name of a store, and what that one calls its own.

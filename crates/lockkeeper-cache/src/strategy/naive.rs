@@ -31,7 +31,7 @@ where
             Ok(Seen::Down) | Err(_) => return self.down(key, name).await.map(Some),
             Ok(_) => return Ok(None),
         };
-        let Decoded::Read(read) = self.decode(&value) else { return Ok(None) };
+        let Decoded::Read(read) = self.decode(name, &value) else { return Ok(None) };
         self.stats.hits.add();
         if read.value.is_none() {
             self.stats.null_hits.add();

@@ -217,8 +217,23 @@ async fn reads_that_want_more_go_on() {
 #[tokio::test]
 async fn memory_needs_none() {
     let cache = build(Cache::builder(Memory::new()), &Database::new());
-    let refused = cache.with_first_level(FirstLevel::new(10));
-    assert!(matches!(refused, Err(Error::Config(_))), "{refused:?}");
+    // What was refused is not there either, and who tries again is told the same.
+    for _ in 0..2 {
+        let Err(Error::Config(why)) = cache.clone().with_first_level(FirstLevel::new(10)) else {
+            panic!("not refused");
+        };
+        assert!(why.contains("no first level before"), "{why}");
+        assert_eq!(cache.explain(&1).await.unwrap().first, None);
+    }
+}
+
+#[tokio::test]
+async fn there_is_one_first_level_and_no_second() {
+    let server = server::redis(&[]).await;
+    let cache = cache(&url(&server), &Database::new()).await;
+    let refused = cache.clone().with_first_level(FirstLevel::new(10));
+    assert!(matches!(&refused, Err(Error::Config(why)) if why.contains("already")), "{refused:?}");
+    assert_eq!(first(&cache).await, 1, "it goes on");
 }
 
 /// Many keys at several servers, changed elsewhere.

@@ -120,9 +120,17 @@ impl Store for Breaking {
         self.memory.update(updates, how).await
     }
 
-    /// Once and for all: what changes later is not told.
+    /// Whatever changes, it says that nothing has, time and again.
     fn follow(&self, _: &str, changes: &Arc<Watch>) -> bool {
         changes.caught_up(Watch::now());
+        let (every, changes) = (changes.interval(), Arc::downgrade(changes));
+        tokio::spawn(async move {
+            while let Some(changes) = changes.upgrade() {
+                changes.caught_up(Watch::now());
+                drop(changes);
+                tokio::time::sleep(every).await;
+            }
+        });
         true
     }
 }

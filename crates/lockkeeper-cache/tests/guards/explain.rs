@@ -4,9 +4,11 @@ use std::time::Duration;
 
 use futures_util::stream;
 use lockkeeper_cache::breaker::{Phase, Policy};
-use lockkeeper_cache::explain::{Outlook, There};
+use lockkeeper_cache::explain::{Near, Outlook, There};
 use lockkeeper_cache::filter::{LocalFilter, Plan, Shape, Verdict};
-use lockkeeper_cache::{Cache, Down, Error, Event, Freshness, Loaded, Memory, Store};
+use lockkeeper_cache::{
+    Cache, Down, Error, Event, FirstLevel, Freshness, Loaded, Memory, Redis, Source, Store,
+};
 use testkit::resp::Raw;
 use testkit::server;
 use testkit::wait::eventually;
@@ -153,4 +155,42 @@ async fn what_cannot_be_read_is_told() {
     assert_eq!((junk.there, junk.read), (There::Unreadable, Outlook::Load));
     let found = connect().await.get(&["cache:1"]).await.unwrap();
     assert_eq!(found.len(), 1);
+}
+
+#[tokio::test]
+async fn what_the_first_level_has_is_told() {
+    let server = server::redis(&[]).await;
+    let database = Database::new();
+    let store = Redis::connect(&format!("redis://{}", server.address())).await.unwrap();
+    let loader = move |_: u32| {
+        let read = database.read();
+        async move { Ok::<_, Error>(Loaded::found(read).version(read)) }
+    };
+    let plain = Cache::builder(store).build(loader).unwrap();
+    assert_eq!(plain.explain(&1).await.unwrap().first, None, "there is none");
+    let cache = plain.with_first_level(FirstLevel::new(10).ttl(Duration::from_secs(5))).unwrap();
+    let explained = cache.explain(&1).await.unwrap();
+    assert_eq!((explained.first, explained.read), (Some(Near::Nothing), Outlook::Load));
+    eventually("it is in the first level", async || {
+        cache.read(&1, Freshness::Any).await.unwrap().source == Source::First
+    })
+    .await;
+    let before = cache.stats();
+    let explained = cache.explain(&1).await.unwrap();
+    let Some(Near::Copy { serves: true, left_ms: 1..=5000, version: 1, .. }) = explained.first
+    else {
+        panic!("{explained}")
+    };
+    assert_eq!(explained.read, Outlook::First);
+    assert!(matches!(explained.there, There::Value { version: 1, .. }), "{explained}");
+    let text = explained.to_string();
+    assert!(text.contains("\n  in this process: a copy, version 1, loaded "), "{text}");
+    assert!(text.contains("\n  a read now: takes the copy in this process\n"), "{text}");
+    assert_eq!(cache.stats(), before, "to explain it counts for nothing");
+    // A copy that is not served any more.
+    cache.invalidate(&[1]).await.unwrap();
+    let explained = cache.explain(&1).await.unwrap();
+    assert!(matches!(explained.first, Some(Near::Copy { serves: false, .. })), "{explained}");
+    assert_eq!(explained.read, Outlook::Load);
+    assert!(explained.to_string().contains("; not served\n"), "{explained}");
 }

@@ -21,4 +21,5 @@ mod killed;
 mod penetration;
 mod processes;
 mod servers;
+mod skew;
 mod stale;

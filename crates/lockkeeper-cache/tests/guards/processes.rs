@@ -13,7 +13,7 @@ use testkit::wait::CASE;
 use tokio::runtime::Builder;
 use tokio::sync::mpsc;
 
-use crate::{herd, killed};
+use crate::{herd, killed, skew};
 
 const VARIABLE: &str = "CACHE_CHILD";
 const MARK: &str = "@cache ";
@@ -29,9 +29,15 @@ pub(crate) struct Process {
 
 impl Process {
     pub(crate) fn start(order: &str) -> Self {
+        Self::start_under(order, &[])
+    }
+
+    /// The same with these variables besides.
+    pub(crate) fn start_under(order: &str, variables: &[(&str, &str)]) -> Self {
         let mut child = Command::new("/proc/self/exe")
             .args(["processes::child_main", "--exact", "--nocapture", "--test-threads=1"])
             .env(VARIABLE, order)
+            .envs(variables.iter().copied())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
@@ -130,6 +136,10 @@ fn child_main() {
             let runtime = Builder::new_current_thread().enable_all().build();
             let (number, limited) = (words[3].parse().unwrap(), words[4] == "limited");
             runtime.unwrap().block_on(killed::child(server, database, number, limited));
+        }
+        "skew" => {
+            let runtime = Builder::new_current_thread().enable_all().build();
+            runtime.unwrap().block_on(skew::child(server));
         }
         other => panic!("{other}"),
     }

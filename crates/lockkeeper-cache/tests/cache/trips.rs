@@ -1,0 +1,74 @@
+//! How many commands many keys take, as the server counts them.
+
+use std::collections::BTreeMap;
+
+use lockkeeper_cache::{Cache, Error, Loaded, Redis};
+use testkit::nodes::ask;
+use testkit::server::{self, Server};
+
+/// What clients send to read and to change entries. Others are not counted: the client asks for `INFO` from time to time, and
+/// scripts use commands of their own.
+const COUNTED: [&str; 5] = ["mget", "evalsha", "eval", "script|load", "exec"];
+
+/// How often each of these was sent.
+async fn sent(server: &Server) -> BTreeMap<String, u64> {
+    let stats = ask(server.address(), "INFO commandstats").await;
+    let line = |line: &str| {
+        let (name, rest) = line.trim().strip_prefix("cmdstat_")?.split_once(":calls=")?;
+        let calls = rest.split(',').next()?.parse().ok()?;
+        COUNTED.contains(&name).then(|| (name.to_owned(), calls))
+    };
+    stats.lines().filter_map(line).collect()
+}
+
+/// What has been sent since.
+async fn since(server: &Server, before: &BTreeMap<String, u64>) -> BTreeMap<String, u64> {
+    let mut sent = sent(server).await;
+    for (name, calls) in before {
+        *sent.entry(name.clone()).or_default() -= calls;
+    }
+    sent.retain(|_, calls| *calls > 0);
+    sent
+}
+
+#[tokio::test]
+async fn many_keys_are_one_command() {
+    let server = server::redis(&[]).await;
+    let store = Redis::connect(&format!("redis://{}", server.address())).await.unwrap();
+    let loader = async |key: u32| Ok::<_, Error>(Loaded::found(key).version(1));
+    let cache = Cache::builder(store).build(loader).unwrap();
+    let keys: Vec<u32> = (0..100).collect();
+    let rows = |version| -> Vec<_> {
+        keys.iter().map(|key| (*key, Loaded::found(*key).version(version))).collect()
+    };
+    // The server knows all scripts afterwards.
+    cache.get_many(&keys).await.unwrap();
+    cache.set_many(&rows(2)[..1]).await.unwrap();
+    cache.invalidate(&keys[..1]).await.unwrap();
+    cache.intend(&keys[..1]).await.unwrap().settle(None).await.unwrap();
+    cache.get_many(&keys).await.unwrap();
+    let one = |command: &str| BTreeMap::from([(command.to_owned(), 1)]);
+
+    let before = sent(&server).await;
+    assert_eq!(cache.get_many(&keys).await.unwrap().len(), 100);
+    assert_eq!(since(&server, &before).await, one("mget"), "get_many");
+
+    let before = sent(&server).await;
+    assert_eq!(cache.set_many(&rows(3)).await.unwrap(), vec![true; 100]);
+    assert_eq!(since(&server, &before).await, one("evalsha"), "set_many");
+
+    let before = sent(&server).await;
+    let write = cache.intend(&keys).await.unwrap();
+    assert_eq!(since(&server, &before).await, one("evalsha"), "intend");
+
+    let before = sent(&server).await;
+    write.settle(None).await.unwrap();
+    assert_eq!(since(&server, &before).await, one("evalsha"), "settle");
+
+    let before = sent(&server).await;
+    cache.invalidate(&keys).await.unwrap();
+    assert_eq!(since(&server, &before).await, one("evalsha"), "invalidate");
+    let loads = cache.stats().loads;
+    cache.get_many(&keys).await.unwrap();
+    assert_eq!(cache.stats().loads, loads + 100, "all of them were invalidated");
+}
