@@ -296,7 +296,7 @@ mod tests {
     }
 
     fn stale(first: &First<&'static str, u32>) -> Option<u32> {
-        first.get_stale(&"k", Freshness::Any, LONG, &|| 2000)?.value.as_deref().copied()
+        first.get_stale(&"k", Freshness::Any, LONG, 2000)?.value.as_deref().copied()
     }
 
     /// What was kept is all there is when the store is down; what comes late is not to be among it.

@@ -177,7 +177,7 @@ mod tests {
     fn value(payload: &str) -> Value {
         let (lease, fill) = (Lease::NONE, Ticket::new());
         let (version, made, soft, cost, schema) = (0, 0, 0, 0, 3);
-        let payload = Some(payload.as_bytes().into());
+        let payload = Some(payload.as_bytes().to_vec().into());
         Value { lease, fill, version, made, soft, cost, schema, payload }
     }
 

@@ -377,11 +377,12 @@ impl Inner {
         &self,
         granted: impl Future<Output = Result<T>> + Send,
     ) -> Result<T> {
+        // Until it is dropped, and what it leaves behind is counted as that. Before it is looked whether all is over, or
+        // nobody would wait for who was late in between.
+        let _waiting = self.keeper.waiting.begin();
         if !self.is_open() {
             return Err(Error::ShutDown);
         }
-        // Until it is dropped, and what it leaves behind is counted as that.
-        let _waiting = self.keeper.waiting.begin();
         tokio::select! {
             biased;
             granted = granted => granted,

@@ -9,7 +9,7 @@ fn ticket(number: u8) -> Ticket {
 }
 
 fn value(by: u8, version: u64) -> Value {
-    let payload = Some(Bytes::from_static(b"x"));
+    let payload = Some(b"x"[..].into());
     let (lease, fill) = (Lease::NONE, ticket(by));
     Value { lease, fill, version, made: 0, soft: u64::MAX, cost: 0, schema: 0, payload }
 }
