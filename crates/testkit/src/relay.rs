@@ -10,6 +10,13 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, watch};
 use tokio::task::AbortHandle;
 
+/// What a connection for messages begins with: those of channels, and those of keys that have changed.
+const LISTENS: [&[u8]; 2] = [b"SUBSCRIBE", b"TRACKING"];
+
+fn has(data: &[u8], word: &[u8]) -> bool {
+    data.windows(word.len()).any(|part| part.eq_ignore_ascii_case(word))
+}
+
 #[derive(Clone, Copy, Debug, Default)]
 struct State {
     connections: u64,
@@ -93,7 +100,7 @@ fn connection(client: TcpStream, server: TcpStream, state: Arc<watch::Sender<Sta
         let mut buffer = vec![0; 65536];
         while let Ok(length @ 1..) = from_client.read(&mut buffer).await {
             let data = &buffer[..length];
-            if data.windows(9).any(|word| word.eq_ignore_ascii_case(b"SUBSCRIBE")) {
+            if LISTENS.iter().any(|word| has(data, word)) {
                 subscribed.send_replace(true);
             }
             let passes = |state: &State| *subscribed.borrow() || number > state.held;

@@ -128,7 +128,8 @@ pub struct Operation {
     /// Which of its operations.
     pub number: u64,
     /// The session, unique over all processes: it may move from one to another. It does one thing
-    /// after the other.
+    /// after the other; of one that does several at once, as a whole process does, what has ended
+    /// counts.
     pub session: u64,
     /// The key.
     pub key: String,

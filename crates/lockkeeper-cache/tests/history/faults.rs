@@ -1,15 +1,18 @@
-//! What is done to Redis while everybody works.
+//! What is done to Redis, and to those who use it, while everybody works.
 
 use std::fmt;
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+use testkit::proxy::Proxy;
+use testkit::relay::Relay;
 use testkit::resp::{Raw, Reply};
 use testkit::server::{self, Server};
 use testkit::wait::eventually;
 use tokio::time::sleep;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Fault {
     Nothing,
     /// It stands still, and goes on.
@@ -20,11 +23,28 @@ pub(crate) enum Fault {
     Emptied,
     /// It is killed, and a replica takes its place that has heard nothing for a while.
     FailedOver,
+    /// Between it and a quarter of the processes nothing gets through for a while, and to another quarter no messages; and
+    /// nothing says so.
+    CutOff,
+    /// Processes are killed, and others are started in their place. Nothing happens to Redis.
+    WorkerKilled,
 }
 
 impl Fault {
-    pub(crate) const ALL: [Self; 5] =
-        [Self::Nothing, Self::Stopped, Self::Killed, Self::Emptied, Self::FailedOver];
+    pub(crate) const ALL: [Self; 7] = [
+        Self::Nothing,
+        Self::Stopped,
+        Self::Killed,
+        Self::Emptied,
+        Self::FailedOver,
+        Self::CutOff,
+        Self::WorkerKilled,
+    ];
+
+    /// Whether Redis has all that it was told.
+    pub(crate) fn keeps(self) -> bool {
+        matches!(self, Self::Nothing | Self::Stopped | Self::CutOff | Self::WorkerKilled)
+    }
 }
 
 impl fmt::Display for Fault {
@@ -35,20 +55,25 @@ impl fmt::Display for Fault {
             Self::Killed => "killed",
             Self::Emptied => "emptied",
             Self::FailedOver => "failed over",
+            Self::CutOff => "cut off",
+            Self::WorkerKilled => "worker killed",
         })
     }
 }
 
-/// A Redis server, and a replica of it if there is to be one.
+/// A Redis server, a replica of it if there is to be one, and ways to it that can be cut.
 pub(crate) struct Servers {
     fault: Fault,
     server: Server,
     replica: Option<Server>,
+    closed: Proxy,
+    deaf: Relay,
 }
 
 impl Servers {
     pub(crate) async fn start(fault: Fault) -> Self {
-        let server = server::redis(&[]).await;
+        // A replica is served at once, and not after five seconds in which more may come.
+        let server = server::redis(&["--repl-diskless-sync-delay", "0"]).await;
         let mut replica = None;
         if fault == Fault::FailedOver {
             let port = server.address().port().to_string();
@@ -62,17 +87,45 @@ impl Servers {
             eventually("the replica has everything", synced).await;
             replica = Some(other);
         }
-        Self { fault, server, replica }
+        let closed = Proxy::to(server.address()).await;
+        let deaf = Relay::to(server.address()).await;
+        Self { fault, server, replica, closed, deaf }
     }
 
     pub(crate) fn address(&self) -> SocketAddr {
         self.server.address()
     }
 
-    /// For as long as this, and at the end there is a server that answers.
+    /// The way there of a process: of four, one can be closed, and one made deaf.
+    pub(crate) fn way(&self, process: u32) -> SocketAddr {
+        match (self.fault, process % 4) {
+            (Fault::CutOff, 2) => self.closed.address(),
+            (Fault::CutOff, 3) => self.deaf.address(),
+            _ => self.server.address(),
+        }
+    }
+
+    /// Cuts the ways three times. `meanwhile` is done as soon as they are, and they stay so for this time after it, or
+    /// longer.
+    pub(crate) async fn cut_off(&self, time: Duration, least: Duration, meanwhile: impl AsyncFn()) {
+        let least = least.max(time / 8);
+        for _ in 0..3 {
+            sleep(time / 6).await;
+            self.closed.freeze();
+            self.deaf.delay_messages(least);
+            meanwhile().await;
+            sleep(least).await;
+            // What was held back comes now.
+            self.closed.pass();
+            self.deaf.delay_messages(Duration::ZERO);
+        }
+        sleep(time / 6).await;
+    }
+
+    /// What happens to Redis itself, for as long as this. At the end there is a server that answers.
     pub(crate) async fn play(&mut self, time: Duration) {
         match self.fault {
-            Fault::Nothing => sleep(time).await,
+            Fault::Nothing | Fault::CutOff | Fault::WorkerKilled => sleep(time).await,
             Fault::Stopped => {
                 for _ in 0..4 {
                     sleep(time / 8).await;

@@ -1,26 +1,36 @@
 //! Every strategy under the load of eight processes, in front of a real database and on a Redis that stops, dies, is
-//! emptied and is failed over: what was stale, and what must not be.
+//! emptied, is failed over and is cut off, and with processes that die: what was stale, and what must not be.
 //!
 //! `LOCKKEEPER_CACHE_TABLE=1` makes the runs longer and writes what they counted into `docs/CACHE-CONSISTENCY.md`.
 #![cfg(feature = "redis")]
 #![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
 
+mod cases;
 mod faults;
 mod rows;
 mod run;
+mod verdict;
 mod worker;
+mod workers;
 
 use std::path::Path;
 use std::time::Duration;
 
-use lockkeeper_cache::Strategy;
 use testkit::database::System;
-use testkit::staleness::{Row, splice, table as markdown};
+use testkit::staleness::{Report, Row, splice, table as markdown};
 
+use crate::cases::Case;
 use crate::faults::Fault;
 
 /// What is between the look of a strategy at the time and ours.
 const SLACK: Duration = Duration::from_millis(20);
+
+/// What one case did under one fault.
+struct Ran {
+    case: Case,
+    fault: Fault,
+    report: Report,
+}
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn worker_in_a_process_of_its_own() {
@@ -45,66 +55,26 @@ async fn all(system: System, name: &str, arguments: &[&str]) {
     let written = std::env::var_os("LOCKKEEPER_CACHE_TABLE").is_some();
     let time = Duration::from_millis(if written { 10_000 } else { 1500 });
     let database = system.start(arguments).await;
-    let mut rows = Vec::new();
+    let mut all = Vec::new();
     for fault in Fault::ALL {
-        rows.extend(run::run(&database, fault, time).await);
+        let ran = run::run(&database, fault, time).await.into_iter();
+        all.extend(ran.map(|(case, report)| Ran { case, fault, report }));
     }
-    rows.sort_by_key(|row| {
-        Strategy::ALL.iter().position(|strategy| strategy.to_string() == row.strategy)
-    });
+    all.sort_by_key(|ran| Case::ALL.iter().position(|case| *case == ran.case));
+    let rows: Vec<_> = all.iter().map(Ran::row).collect();
     let text = markdown(&rows);
     eprintln!("{text}");
-    for row in &rows {
-        judge(row);
-    }
+    all.iter().for_each(verdict::judge);
+    verdict::judge_all(&all);
     if written {
         write(name, &text);
     }
 }
 
-/// What must be, and what must not.
-fn judge(row: &Row) {
-    let Row { strategy, fault, report } = row;
-    let what = format!("{strategy}, {fault}: {:#?}", report.examples);
-    assert!(
-        report.tried > 10,
-        "{strategy}, {fault}: it had hardly a chance to be stale: {report:?}"
-    );
-    let fault = Fault::ALL.into_iter().find(|one| one.to_string() == *fault).unwrap();
-    let keeps = matches!(fault, Fault::Nothing | Fault::Stopped);
-    let strategy: Strategy = strategy.parse().unwrap();
-    // What waits at a Redis that forgets is lost.
-    if fault == Fault::Nothing || strategy != Strategy::WriteBehind {
-        assert_eq!((report.dirty, report.future, report.lost), (0, 0, 0), "{what}");
-    }
-    match strategy {
-        Strategy::Bypass => assert!(report.is_clean(), "{what}"),
-        Strategy::Strong => {
-            assert_eq!((report.stale, report.own, report.stuck), (0, 0, 0), "{what}");
-            if keeps {
-                assert!(report.is_clean(), "{what}");
-            }
-        }
-        Strategy::WriteBehind if fault != Fault::Nothing => {}
-        Strategy::FillLease | Strategy::WriteBehind => {
-            assert_eq!((report.stale, report.own, report.stuck), (0, 0, 0), "{what}");
-        }
-        Strategy::BoundedStale => {
-            assert_eq!(report.stuck, 0, "{what}");
-            assert!(report.age < worker::BOUND + SLACK, "{what}");
-        }
-        // It ends so long after it was filled, and a fill may come so long after the load.
-        Strategy::TtlOnly => {
-            assert_eq!(report.stuck, 0, "{what}");
-            assert!(report.age < worker::BOUND + worker::LEASE + SLACK, "{what}");
-        }
-        // Their locks are at the Redis that stops and dies.
-        Strategy::WriteThrough | Strategy::ReadWriteLock => {
-            let stale = (report.stale, report.own, report.stuck);
-            assert!(stale == (0, 0, 0) || fault != Fault::Nothing, "{what}");
-        }
-        // Whoever finds nothing here is blind.
-        _ => assert!(report.stale > 0 || fault != Fault::Nothing, "{strategy}: {report:?}"),
+impl Ran {
+    fn row(&self) -> Row {
+        let Self { case, fault, report } = self;
+        Row { strategy: case.to_string(), fault: fault.to_string(), report: report.clone() }
     }
 }
 

@@ -1,5 +1,7 @@
 //! The database: a row for each key, with a number that grows with every change of it.
 
+use std::future::pending;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -36,6 +38,15 @@ pub(crate) struct Rows {
     /// Where loads are written down.
     log: Arc<Log>,
     random: Arc<Mutex<Random>>,
+    held: Arc<Mutex<Option<Hold>>>,
+}
+
+/// The next commit of a key that begins so never returns. Instead the database is asked what it has now, and this file is
+/// made: who sees it may kill the process there.
+#[derive(Debug)]
+struct Hold {
+    prefix: String,
+    file: PathBuf,
 }
 
 impl Rows {
@@ -45,7 +56,13 @@ impl Rows {
         } else {
             Pool::MariaDb(MySqlPoolOptions::new().max_connections(12).connect(url).await.unwrap())
         };
-        Self { pool, log: Arc::clone(log), random: Arc::new(Mutex::new(random)) }
+        let random = Arc::new(Mutex::new(random));
+        Self { pool, log: Arc::clone(log), random, held: Arc::default() }
+    }
+
+    /// Holds the next commit of a key that begins so, for good, and makes this file.
+    pub(crate) fn hold(&self, prefix: String, file: PathBuf) {
+        *self.held.lock() = Some(Hold { prefix, file });
     }
 
     /// Makes the tables, with these rows: version 1.
@@ -172,9 +189,19 @@ impl Database<String, i64> for Rows {
         order: Option<Order>,
     ) -> Result<u64, BoxError> {
         self.sometimes_slow().await;
-        Ok(match order {
+        let version = match order {
             Some(order) => self.write_in_order(key, value.copied(), order).await?,
             None => self.write(key, value.copied()).await?,
-        })
+        };
+        let held = self.held.lock().take_if(|held| key.starts_with(&held.prefix));
+        if let Some(Hold { file, .. }) = held {
+            // What the database has told somebody nobody may miss who asks later, whoever has written it.
+            let told = self.log.begin(0, key, Kind::Read);
+            let (version, _) = self.read(key).await?;
+            told.found(Some(version.cast_unsigned()), Source::Db);
+            std::fs::write(file, "")?;
+            pending::<()>().await;
+        }
+        Ok(version)
     }
 }

@@ -1,8 +1,6 @@
-//! One run: eight processes work, something is done to Redis, and then everything that happened is judged.
+//! One run: eight processes work, something is done to Redis or to them, and then everything that happened is judged.
 
 use std::collections::HashMap;
-use std::io::Write;
-use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,97 +9,81 @@ use lockkeeper::clock::Instant;
 use lockkeeper_cache::Strategy;
 use testkit::database::Database;
 use testkit::random::Random;
-use testkit::staleness::{Kind, Log, Operation, Outcome, Row, Source, check, read};
-use testkit::wait::{eventually, soon};
-use tokio::sync::Mutex;
+use testkit::staleness::{Kind, Log, Operation, Outcome, Report, Source, check, read};
+use testkit::wait::soon;
 use tokio::time::sleep;
 
+use crate::cases::{BOUND, Case, Table};
 use crate::faults::{Fault, Servers};
 use crate::rows::Rows;
-use crate::worker::{self, STRATEGIES, Task};
+use crate::worker::{self, Task};
+use crate::workers::Workers;
 
 const PROCESSES: u32 = 8;
 
 /// So long after the last write a key may be behind the database before it counts as stuck.
 const SETTLE: Duration = Duration::from_millis(600);
 
-fn spawn(task: &Task) -> Child {
-    Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "worker_in_a_process_of_its_own", "--nocapture"])
-        .env(worker::VARIABLE, serde_json::to_string(task).unwrap())
-        .stdin(Stdio::piped())
-        .stdout(Stdio::null())
-        .spawn()
-        .unwrap()
-}
-
-/// Who works. Their input ends with us, and so do they.
-struct Workers(Vec<Child>);
-
-impl Workers {
-    async fn start(tasks: &[Task]) -> Self {
-        let mut workers = Self(tasks.iter().map(spawn).collect());
-        for task in tasks {
-            let ready = task.log.with_extension("ready");
-            eventually("a worker is ready", async || ready.exists()).await;
-        }
-        for worker in &mut workers.0 {
-            worker.stdin.as_mut().unwrap().write_all(b"go\n").unwrap();
-        }
-        workers
-    }
-
-    async fn end(self) {
-        let mut workers = self.0;
-        for worker in &mut workers {
-            worker.stdin.as_mut().unwrap().write_all(b"stop\n").unwrap();
-        }
-        for worker in workers {
-            let worker = Mutex::new(worker);
-            let ended = async || worker.lock().await.try_wait().unwrap();
-            eventually("a worker ends", async || ended().await.is_some()).await;
-            assert!(ended().await.unwrap().success());
-        }
-    }
-}
-
-/// What each strategy did.
-pub(crate) async fn run(database: &Database, fault: Fault, time: Duration) -> Vec<Row> {
+/// What each case did.
+pub(crate) async fn run(database: &Database, fault: Fault, time: Duration) -> Vec<(Case, Report)> {
     let mut random = Random::seeded();
     let folder = tempfile::tempdir().unwrap();
     let mut servers = Servers::start(fault).await;
     let (redis, sql) = (format!("redis://{}", servers.address()), database.url("here"));
-    let tasks: Vec<Task> = (1..=PROCESSES)
-        .map(|process| {
-            let (redis, sql, log) =
-                (redis.clone(), sql.clone(), folder.path().join(process.to_string()));
-            Task { process, redis, sql, log, seed: random.below(u64::MAX) }
-        })
-        .collect();
+    let tasks = (1..=PROCESSES).map(|process| {
+        let (redis, sql) = (format!("redis://{}", servers.way(process)), sql.clone());
+        let (log, seed) = (folder.path().join(process.to_string()), random.below(u64::MAX));
+        Task { process, fault, redis, sql, log, seed }
+    });
+    let tasks: Vec<Task> = tasks.collect();
     let own = folder.path().join("0");
     let log = Arc::new(Log::create(&own, 0).unwrap());
-    let rows = Rows::connect(&sql, &log, random).await;
-    let keys: Vec<String> = STRATEGIES.into_iter().flat_map(worker::keys).collect();
+    let rows = Rows::connect(&sql, &log, random.fork()).await;
+    let keys: Vec<String> = Case::under(fault).flat_map(Case::keys).collect();
     let first: Vec<_> = keys.iter().map(|key| log.begin(0, key, Kind::Write)).collect();
     rows.make(&keys).await;
     first.into_iter().for_each(|write| write.wrote(1));
 
-    let workers = Workers::start(&tasks).await;
-    servers.play(time).await;
-    workers.end().await;
-    join_all(STRATEGIES.map(|strategy| look_again(strategy, &redis, &rows, &log))).await;
-    let mut history = read(tasks.iter().map(|task| &task.log).chain([&own])).unwrap();
+    let mut workers = Workers::start(tasks).await;
+    match fault {
+        Fault::CutOff => {
+            let tables = join_all(
+                [Case::FIRST, Case::LOOSE]
+                    .map(async |case| (case, case.table(fault, &redis, &rows).await)),
+            );
+            let tables = tables.await;
+            servers.cut_off(time, BOUND * 2, async || write_all(&tables, &log).await).await;
+        }
+        Fault::WorkerKilled => workers.kill(time, &mut random, &log).await,
+        _ => servers.play(time).await,
+    }
+    let logs = workers.end().await;
+    join_all(Case::under(fault).map(|case| look_again(case, fault, &redis, &rows, &log))).await;
+    let mut history = read(logs.iter().chain([&own])).unwrap();
     let lost = name_versions(&mut history, &rows.changes().await);
-    let report = |strategy: Strategy| {
-        let prefix = format!("{strategy}/");
+    let report = |case: Case| {
+        let prefix = format!("{case}/");
         let ours = history.iter().filter(|operation| operation.key.starts_with(&prefix));
-        let mut report = check(&ours.cloned().collect::<Vec<_>>()).unwrap();
-        if strategy == Strategy::WriteBehind {
+        let mut ours: Vec<_> = ours.cloned().collect();
+        if case.first.is_some() {
+            // What one session has written no other of its process misses either.
+            ours.iter_mut().for_each(|one| one.session = u64::from(one.process));
+        }
+        let mut report = check(&ours).unwrap();
+        if case.strategy == Strategy::WriteBehind {
             report.lost += lost;
         }
-        Row { strategy: strategy.to_string(), fault: fault.to_string(), report }
+        (case, report)
     };
-    STRATEGIES.into_iter().map(report).collect()
+    Case::under(fault).map(report).collect()
+}
+
+/// A write of each key of these. Who has copies and does not hear of it has old ones from now on.
+async fn write_all(tables: &[(Case, Table)], log: &Log) {
+    let writes = tables.iter().flat_map(|(case, table)| {
+        case.keys().map(async move |key| worker::write(table, &key, Some(0), log, 0).await)
+    });
+    join_all(writes).await;
 }
 
 /// Gives what was known by its value the version that the database gave it: its place among the changes of the key. How
@@ -115,7 +97,7 @@ fn name_versions(history: &mut [Operation], changes: &[(String, i64)]) -> u64 {
         versions.insert((key, value.cast_unsigned()), version);
     }
     let mut lost = 0;
-    let prefix = worker::key(Strategy::WriteBehind, 0).replace('0', "");
+    let prefix = format!("{}/", Strategy::WriteBehind);
     for operation in history.iter_mut().filter(|operation| operation.key.starts_with(&prefix)) {
         let known = match operation.version {
             // What was there at first, as it is written and as it is read.
@@ -137,12 +119,12 @@ fn name_versions(history: &mut [Operation], changes: &[(String, i64)]) -> u64 {
 
 /// The last look at each key, through the cache and past it, when all is quiet. What is not in order by then stays so
 /// until it is no longer kept.
-async fn look_again(strategy: Strategy, redis: &str, rows: &Rows, log: &Log) {
-    let table = worker::table(strategy, redis, rows).await;
+async fn look_again(case: Case, fault: Fault, redis: &str, rows: &Rows, log: &Log) {
+    let (strategy, table) = (case.strategy, case.table(fault, redis, rows).await);
     if strategy == Strategy::WriteBehind {
         soon("all changes are in the database", table.flush()).await.unwrap();
     }
-    for key in worker::keys(strategy) {
+    for key in case.keys() {
         let since = Instant::now();
         let truth = loop {
             let (version, value) = rows.read(&key).await.unwrap();

@@ -1,4 +1,5 @@
-//! One process of the load: a session for each strategy, on the same few keys as the other processes.
+//! One process of the load: a session for each case, on the same few keys as the other processes; where there is a first
+//! level, also one for each key that only reads.
 
 use std::io::BufRead;
 use std::path::PathBuf;
@@ -6,53 +7,32 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use lockkeeper::Locks;
 use lockkeeper::clock::Instant;
-use lockkeeper_cache::{Cache, Error, Read, Redis, Source as From, Strategy};
+use lockkeeper_cache::{Error, Read, Source as From, Strategy};
 use serde::{Deserialize, Serialize};
 use testkit::random::Random;
 use testkit::staleness::{Kind, Log, Source};
 use tokio::sync::watch;
 use tokio::time::sleep;
 
+use crate::cases::{Case, Table};
+use crate::faults::Fault;
 use crate::rows::Rows;
-
-/// Those that are compared.
-pub(crate) const STRATEGIES: [Strategy; 11] = [
-    Strategy::FillLease,
-    Strategy::Strong,
-    Strategy::BoundedStale,
-    Strategy::UpdateThenDelete,
-    Strategy::DeleteThenUpdate,
-    Strategy::DoubleDelete,
-    Strategy::WriteThrough,
-    Strategy::ReadWriteLock,
-    Strategy::WriteBehind,
-    Strategy::TtlOnly,
-    Strategy::Bypass,
-];
-
-pub(crate) type Table = lockkeeper_cache::Table<String, i64>;
 
 /// Set for processes that are workers.
 pub(crate) const VARIABLE: &str = "LOCKKEEPER_TEST_WORKER";
 
-/// So many keys each strategy has: few, so that everybody meets.
-pub(crate) const KEYS: u64 = 2;
+/// A line of its input that begins so names the keys of which the next commit does not return: see [`Rows::hold`].
+pub(crate) const HOLD: &str = "hold ";
 
 /// So many things each session does, also when the time is over before that; but not for longer than this.
 const LEAST: (u32, Duration) = (60, Duration::from_secs(4));
 
-/// How old a value may be that the strategies give which have a bound.
-pub(crate) const BOUND: Duration = Duration::from_millis(200);
-
-/// How long a load may take and still fill.
-pub(crate) const LEASE: Duration = Duration::from_secs(1);
-
 /// What a worker is told.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Task {
     pub(crate) process: u32,
+    pub(crate) fault: Fault,
     pub(crate) redis: String,
     pub(crate) sql: String,
     /// Made when the worker is ready.
@@ -60,65 +40,43 @@ pub(crate) struct Task {
     pub(crate) seed: u64,
 }
 
-pub(crate) fn key(strategy: Strategy, number: u64) -> String {
-    format!("{strategy}/{number}")
-}
-
-/// The keys of a strategy.
-pub(crate) fn keys(strategy: Strategy) -> impl Iterator<Item = String> {
-    (0..KEYS).map(move |number| key(strategy, number))
-}
-
-/// A table with this strategy, with connections of its own.
-pub(crate) async fn table(strategy: Strategy, redis: &str, rows: &Rows) -> Table {
-    // What waits for the database must count after a fail-over.
-    let store = match strategy {
-        Strategy::WriteBehind => Redis::connect_warm(redis).await.unwrap(),
-        _ => Redis::connect(redis).await.unwrap(),
-    };
-    let ttl = if strategy == Strategy::TtlOnly { BOUND } else { Duration::from_secs(60) };
-    let builder = Cache::builder(store)
-        .namespace(strategy.to_string())
-        .ttl(ttl)
-        .null_ttl(ttl)
-        .keep_last(BOUND)
-        .lease(LEASE)
-        .second_delete(BOUND)
-        .timeout(Duration::from_secs(3));
-    let builder = match strategy {
-        Strategy::WriteThrough | Strategy::ReadWriteLock => {
-            // A fail-over brings locks back that were released.
-            builder.locks(Locks::connect(&format!("{redis}?ttl=1s")).await.unwrap())
-        }
-        _ => builder,
-    };
-    builder.table(strategy, rows.clone()).unwrap()
-}
-
-/// Becomes a worker, if this process was started as one: works from the first line of its input until the second.
+/// Becomes a worker, if this process was started as one: works from the first line of its input until the
+/// last.
 pub(crate) async fn main() {
     let Ok(task) = std::env::var(VARIABLE) else { return };
-    let Task { process, redis, sql, log: path, seed } = serde_json::from_str(&task).unwrap();
+    let Task { process, fault, redis, sql, log: path, seed } = serde_json::from_str(&task).unwrap();
     let mut random = Random::from_seed(seed);
-    let ready = path.with_extension("ready");
+    let [ready, held] = ["ready", "held"].map(|what| path.with_extension(what));
     let log = Arc::new(Log::create(path, process).unwrap());
     let rows = Rows::connect(&sql, &log, random.fork()).await;
     let (begin, begun) = watch::channel(false);
     let over = Arc::new(AtomicU64::new(u64::MAX));
+    let mut numbers = u64::from(process) * 100..;
     let mut sessions = Vec::new();
-    for (number, strategy) in (1..).zip(STRATEGIES) {
-        let session = Session {
-            table: table(strategy, &redis, &rows).await,
-            strategy,
-            number: u64::from(process) * 100 + number,
-            log: Arc::clone(&log),
-            over: Arc::clone(&over),
-            random: random.fork(),
-        };
+    for case in Case::under(fault) {
+        let table = case.table(fault, &redis, &rows).await;
+        let near = Arc::new(AtomicU64::new(0));
+        let works =
+            Works::of(case, fault).into_iter().zip(&mut numbers).map(|(works, number)| Session {
+                table: table.clone(),
+                case,
+                works,
+                number,
+                log: Arc::clone(&log),
+                over: Arc::clone(&over),
+                near: Arc::clone(&near),
+                random: random.fork(),
+            });
+        let works: Vec<_> = works.collect();
         let mut begun = begun.clone();
         sessions.push(tokio::spawn(async move {
             begun.wait_for(|begun| *begun).await.unwrap();
-            session.run().await;
+            let works: Vec<_> = works.into_iter().map(|one| tokio::spawn(one.run())).collect();
+            for session in works {
+                session.await.unwrap();
+            }
+            let counted = table.cache().stats().first_hits;
+            assert_eq!(counted, near.load(Ordering::SeqCst), "{case}: what came from near");
         }));
     }
     std::fs::write(ready, "").unwrap();
@@ -127,24 +85,59 @@ pub(crate) async fn main() {
         if lines.next().is_some() {
             let _ = begin.send(true);
         }
-        if lines.next().is_none() {
-            // Nobody wants to know any more.
-            std::process::exit(1);
+        while let Some(Ok(line)) = lines.next() {
+            match line.strip_prefix(HOLD) {
+                Some(prefix) => rows.hold(prefix.to_owned(), held.clone()),
+                None => return over.store(Instant::now().as_nanos(), Ordering::SeqCst),
+            }
         }
-        over.store(Instant::now().as_nanos(), Ordering::SeqCst);
+        // Nobody wants to know any more.
+        std::process::exit(1);
     });
     for session in sessions {
         session.await.unwrap();
     }
 }
 
+/// What a session does.
+struct Works {
+    keys: Vec<String>,
+    /// Out of so many things four are writes; 0: it only reads.
+    writes: u64,
+    /// The longest time between two of them.
+    pause: Duration,
+}
+
+impl Works {
+    /// Those of one process. What is changed all the time is never near, so before a first level it is changed less often;
+    /// and where some do not hear of it, they leave the last key alone, so that all have copies when it is changed. Who
+    /// waits for one key cannot see what the first level has of another, so somebody reads each.
+    fn of(case: Case, fault: Fault) -> Vec<Self> {
+        let mut keys: Vec<String> = case.keys().collect();
+        let pause = Duration::from_millis(3);
+        if case.first.is_none() {
+            return vec![Self { keys, writes: 20, pause }];
+        }
+        let reads = |key| Self { keys: vec![key], writes: 0, pause: Duration::from_millis(10) };
+        let mut all: Vec<_> = case.keys().map(reads).collect();
+        if fault == Fault::CutOff {
+            keys.pop();
+        }
+        all.push(Self { keys, writes: 60, pause });
+        all
+    }
+}
+
 struct Session {
     table: Table,
-    strategy: Strategy,
+    case: Case,
+    works: Works,
     number: u64,
     log: Arc<Log>,
     /// When the time was over.
     over: Arc<AtomicU64>,
+    /// How many reads the first level answered.
+    near: Arc<AtomicU64>,
     random: Random,
 }
 
@@ -157,13 +150,18 @@ impl Session {
             if now > over && (done >= LEAST.0 || now > over + LEAST.1) {
                 return;
             }
-            let key = key(self.strategy, self.random.below(KEYS));
-            match self.random.below(20) {
-                0 if self.strategy != Strategy::WriteBehind => self.write(&key, None).await,
-                0..4 => self.write(&key, Some(self.value(done))).await,
-                _ => self.read(&key).await,
+            let keys = self.works.keys.len() as u64;
+            let key = &self.works.keys[usize::try_from(self.random.below(keys)).unwrap()];
+            let what = match self.works.writes {
+                0 => u64::MAX,
+                writes => self.random.below(writes),
+            };
+            match what {
+                0 if self.case.strategy != Strategy::WriteBehind => self.write(key, None).await,
+                0..4 => self.write(key, Some(self.value(done))).await,
+                _ => self.read(key).await,
             }
-            sleep(self.random.duration(Duration::from_millis(3))).await;
+            sleep(self.random.duration(self.works.pause)).await;
         }
     }
 
@@ -173,22 +171,34 @@ impl Session {
     }
 
     async fn write(&self, key: &String, value: Option<i64>) {
-        let kind = if value.is_some() { Kind::Write } else { Kind::Delete };
-        let write = self.log.begin(self.number, key, kind);
-        let behind = self.strategy == Strategy::WriteBehind;
-        match self.table.write(key, value).await {
-            // It has no version yet; what it has then is found by its value.
-            Ok(_) if behind => write.wrote(value.unwrap_or_default().cast_unsigned()),
-            Err(Error::Commit(_)) if behind => write.unknown(value.map(i64::cast_unsigned)),
-            Ok(written) => write.wrote(written.version),
-            Err(Error::Committed { version, .. }) => write.unknown(Some(version)),
-            Err(Error::Commit(_)) => write.unknown(None),
-            Err(_) => write.failed(),
-        }
+        write(&self.table, key, value, &self.log, self.number).await;
     }
 
     async fn read(&self, key: &String) {
-        read(&self.table, key, &self.log, self.number, Kind::Read).await;
+        let source = read(&self.table, key, &self.log, self.number, Kind::Read).await;
+        self.near.fetch_add(u64::from(source == Some(Source::L1)), Ordering::SeqCst);
+    }
+}
+
+/// Writes, and writes it down.
+pub(crate) async fn write(
+    table: &Table,
+    key: &String,
+    value: Option<i64>,
+    log: &Log,
+    session: u64,
+) {
+    let kind = if value.is_some() { Kind::Write } else { Kind::Delete };
+    let write = log.begin(session, key, kind);
+    let behind = table.strategy() == Strategy::WriteBehind;
+    match table.write(key, value).await {
+        // It has no version yet; what it has then is found by its value.
+        Ok(_) if behind => write.wrote(value.unwrap_or_default().cast_unsigned()),
+        Err(Error::Commit(_)) if behind => write.unknown(value.map(i64::cast_unsigned)),
+        Ok(written) => write.wrote(written.version),
+        Err(Error::Committed { version, .. }) => write.unknown(Some(version)),
+        Err(Error::Commit(_)) => write.unknown(None),
+        Err(_) => write.failed(),
     }
 }
 
@@ -200,18 +210,29 @@ pub(crate) fn seen(strategy: Strategy, found: &Read<i64>) -> u64 {
     }
 }
 
-/// Reads, and writes it down.
-pub(crate) async fn read(table: &Table, key: &String, log: &Log, session: u64, kind: Kind) {
+/// Reads, and writes it down; where that came from.
+pub(crate) async fn read(
+    table: &Table,
+    key: &String,
+    log: &Log,
+    session: u64,
+    kind: Kind,
+) -> Option<Source> {
     let read = log.begin(session, key, kind);
     match table.read(key).await {
         Ok(found) => {
             let source = match found.source {
+                From::First => Source::L1,
                 From::Hit => Source::L2,
                 From::Stale => Source::Stale,
                 _ => Source::Fill,
             };
             read.found(Some(seen(table.strategy(), &found)), source);
+            Some(source)
         }
-        Err(_) => read.failed(),
+        Err(_) => {
+            read.failed();
+            None
+        }
     }
 }

@@ -26,6 +26,8 @@ pub const AGES: [Duration; 5] = [
 pub struct Report {
     /// Answers of the cache.
     pub reads: u64,
+    /// Where they came from, as far as it was written down.
+    pub from: BTreeMap<Source, u64>,
     /// Reads without an answer.
     pub refused: u64,
     /// Writes that were acknowledged.
@@ -91,6 +93,9 @@ impl Report {
                 (Kind::Read | Kind::Final, Outcome::Fail | Outcome::Unknown) => report.refused += 1,
                 (Kind::Read | Kind::Final, Outcome::Ok) => {
                     report.reads += 1;
+                    if let Some(source) = operation.source {
+                        *report.from.entry(source).or_default() += 1;
+                    }
                     report.finals += u64::from(operation.kind == Kind::Final);
                     report.tried += u64::from(finding.tried);
                     report.faults(operation, finding);
@@ -139,6 +144,11 @@ impl Report {
                 }
             }
         }
+    }
+
+    /// Answers of the cache in the process.
+    pub fn near(&self) -> u64 {
+        self.from.get(&Source::L1).copied().unwrap_or(0)
     }
 
     /// Whether every key behaved as if there were no cache.
@@ -204,6 +214,7 @@ pub fn table(rows: &[Row]) -> String {
         "strategy",
         "fault",
         "reads",
+        "near",
         "writes",
         "unknown",
         "stale",
@@ -221,6 +232,7 @@ pub fn table(rows: &[Row]) -> String {
             strategy.clone(),
             fault.clone(),
             report.reads.to_string(),
+            report.near().to_string(),
             report.writes.to_string(),
             report.unknown.to_string(),
             report.stale.to_string(),

@@ -30,6 +30,7 @@ fn the_files_of_eight_processes_are_one_history() {
     assert!(history.iter().all(|operation| operation.inv <= operation.res));
     let report = check(&history).unwrap();
     assert_eq!((report.reads, report.writes, report.refused), (400, 400, 400));
+    assert_eq!(report.near(), 400, "where they came from");
     assert!(report.is_clean(), "{:#?}", report.examples);
 }
 
@@ -115,7 +116,7 @@ fn a_table_has_a_row_for_each_run_and_goes_into_a_document() {
     assert!(lines.iter().all(|line| cells(line) == cells(lines[0])), "{text}");
     assert_eq!(
         lines[3],
-        "| update-then-delete | killed | 1 | 1 | 0 | 1 | 1 ms | 1 | 0 | 0 | 0 of 0 | 0 | 0 |"
+        "| update-then-delete | killed | 1 | 0 | 1 | 0 | 1 | 1 ms | 1 | 0 | 0 | 0 of 0 | 0 | 0 |"
     );
     let document = "# A\n<!-- table run -->\nold\n<!-- end -->\nB\n";
     let spliced = splice(document, "run", &text).unwrap();
