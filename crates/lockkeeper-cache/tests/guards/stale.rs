@@ -145,7 +145,7 @@ async fn what_was_seen_to_be_gone_is_not_served() {
         assert_eq!(source(&cache, 1).await.unwrap(), loaded);
     }
     store.set_down(true);
-    // That is seen with the next news.
+    // The clock has a coarse hand.
     eventually("its time is over", async || source(&cache, 1).await.unwrap() == Source::Stale)
         .await;
     store.set_down(false);
