@@ -219,7 +219,7 @@ impl Builder {
             guards,
             loads,
             flights,
-            looks: Looks::new(),
+            looks: Looks::default(),
             debt,
             first,
             tags,

@@ -2,22 +2,23 @@
 //!
 //! # How it works
 //!
-//! Who looks while a few others do puts his key into a list. The first of a list starts a task, which lets those run who
-//! are about to look as well, and then asks for the whole list in one command, for each key once. So thousands that
-//! read one key in the same moment are one look, and a hundred that read a hundred keys are two commands and not a
-//! hundred. Nobody waits for the answer of an earlier command before his own is sent.
+//! Who looks while a few others do puts his key into a list, and lets those run who are about to look as well. Then the
+//! first who comes back asks for the whole list in one command, for each key once, and all wait for the answer. So
+//! thousands that read one key in the same moment are one look, and what many keys cost the client and the server is
+//! little more than what one does. Nobody waits for the answer of an earlier command before his own is sent.
 //!
 //! # What it promises
 //!
-//! Nobody gets what was looked for before he began: what had been invalidated by then he does not see. Who goes away
-//! takes nothing from the others, because the task belongs to nobody.
+//! Nobody gets what was looked for before he began: what had been invalidated by then he does not see. The look of a
+//! list belongs to all who are in it: whoever is polled gets on with it, and who goes away, or is not polled for long,
+//! holds up nobody.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 
-use futures_util::future::join_all;
+use futures_util::FutureExt;
+use futures_util::future::{BoxFuture, Shared};
 use parking_lot::Mutex;
-use tokio::sync::oneshot;
 use tokio::task::yield_now;
 use tokio::time::timeout;
 
@@ -25,28 +26,48 @@ use crate::cache::Inner;
 use crate::store::{self, Seen};
 
 /// Fewer than this at a time go alone: to arrange more costs more than it saves.
-const FEW: usize = 4;
+const FEW: usize = 8;
 
-/// So many keys are in one command at most: a server does nothing else meanwhile.
+/// So many keys are in one list at most: while the next list is answered, those of the last one are read.
 const MOST: usize = 16;
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Looks {
     under_way: AtomicUsize,
-    /// Those who go together next.
-    together: Mutex<Vec<Waiting>>,
+    /// The list of those who go together next.
+    next: Mutex<List>,
 }
 
-/// Somebody who wants to know.
 #[derive(Debug)]
-struct Waiting {
-    name: Box<str>,
-    tell: oneshot::Sender<Seen>,
+struct List {
+    /// Each once.
+    names: Vec<Box<str>>,
+    look: Arc<Look>,
 }
 
-impl Looks {
-    pub(crate) fn new() -> Self {
-        Self { under_way: AtomicUsize::new(0), together: Mutex::default() }
+/// The look for a list, once it is sent: what is under each of its names.
+#[derive(Debug, Default)]
+struct Look(OnceLock<Shared<BoxFuture<'static, Arc<[Seen]>>>>);
+
+impl Default for List {
+    fn default() -> Self {
+        Self { names: Vec::with_capacity(MOST), look: Arc::default() }
+    }
+}
+
+impl List {
+    /// The look for this name and others, and where in it.
+    fn join(&mut self, name: &str) -> (Arc<Look>, usize) {
+        let place = self.names.iter().position(|there| **there == *name);
+        let place = place.unwrap_or_else(|| {
+            self.names.push(name.into());
+            self.names.len() - 1
+        });
+        (Arc::clone(&self.look), place)
+    }
+
+    fn is_full(&self) -> bool {
+        self.names.len() >= MOST
     }
 }
 
@@ -61,57 +82,39 @@ where
         if one.before < FEW {
             return self.look_alone(name).await;
         }
-        // Nobody tells when the runtime ends.
-        Ok(self.look_together(name).await.unwrap_or(Seen::Down))
+        // Apart, because it is rare where there is time, and large.
+        Ok(Box::pin(self.look_together(name)).await)
     }
 
-    fn look_together(self: &Arc<Self>, name: &str) -> oneshot::Receiver<Seen> {
-        let (tell, told) = oneshot::channel();
-        let is_first = {
-            let mut together = self.looks.together.lock();
-            together.push(Waiting { name: name.into(), tell });
-            together.len() == 1
+    async fn look_together(self: &Arc<Self>, name: &str) -> Seen {
+        let ((look, place), is_full) = {
+            let mut list = self.looks.next.lock();
+            (list.join(name), list.is_full())
         };
-        if is_first {
-            let inner = Arc::clone(self);
-            tokio::spawn(async move { inner.look_for_all().await });
+        if !is_full {
+            yield_now().await;
         }
-        told
+        self.send(&look);
+        let Some(seen) = look.0.get().cloned() else { return Seen::Down };
+        seen.await.get(place).cloned().unwrap_or(Seen::Down)
     }
 
-    /// Looks for those who go together next.
-    async fn look_for_all(&self) {
-        yield_now().await;
-        let mut together = std::mem::take(&mut *self.looks.together.lock());
-        together.sort_unstable_by(|one, other| one.name.cmp(&other.name));
-        let mut keys: Vec<Vec<Waiting>> = Vec::with_capacity(together.len());
-        for waiting in together {
-            match keys.last_mut() {
-                Some(same) if same[0].name == waiting.name => same.push(waiting),
-                _ => keys.push(vec![waiting]),
-            }
+    /// Sends the look of a list, if nobody has.
+    fn send(self: &Arc<Self>, look: &Arc<Look>) {
+        let mut list = self.looks.next.lock();
+        // There is another list if it was sent.
+        if !Arc::ptr_eq(&list.look, look) {
+            return;
         }
-        let mut keys = keys.into_iter();
-        let parts = std::iter::from_fn(|| {
-            let part: Vec<_> = keys.by_ref().take(MOST).collect();
-            (!part.is_empty()).then_some(part)
-        });
-        join_all(parts.map(|part| self.look_for(part))).await;
-    }
-
-    /// Looks for some keys, with those who want each.
-    async fn look_for(&self, keys: Vec<Vec<Waiting>>) {
-        let names: Vec<&str> = keys.iter().map(|waiting| &*waiting[0].name).collect();
-        let looked = timeout(self.settings.timeout, self.look_many(&names)).await;
-        let looked = looked.unwrap_or(Ok(Vec::new())).unwrap_or_default();
-        let mut looked = looked.into_iter();
-        for waiting in keys {
-            let seen = looked.next().unwrap_or(Seen::Down);
-            for Waiting { tell, .. } in waiting {
-                // Who went away does not hear it.
-                let _ = tell.send(seen.clone());
-            }
-        }
+        let List { names, .. } = std::mem::take(&mut *list);
+        let inner = Arc::clone(self);
+        let looking = async move {
+            let names: Vec<&str> = names.iter().map(|name| &**name).collect();
+            let looked = timeout(inner.settings.timeout, inner.look_many(&names)).await;
+            looked.ok().and_then(Result::ok).unwrap_or_default().into()
+        };
+        // It is new.
+        let _ = look.0.set(looking.boxed().shared());
     }
 }
 

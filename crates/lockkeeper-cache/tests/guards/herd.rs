@@ -24,7 +24,7 @@ const LOAD: &str = "WITH load AS (INSERT INTO herd_loads (id) VALUES ($1) RETURN
                     SELECT number, val FROM load, herd_rows WHERE herd_rows.id = $1";
 
 /// So many looks are sent one by one.
-const FEW: usize = 4;
+const FEW: usize = 8;
 
 /// In each process.
 const HERD: u64 = 2500;
