@@ -269,7 +269,7 @@ async fn miss(server: &Server) -> Each {
     // What a script calls inside counts as well: one GET for each of the two.
     let calls = (commands(&mut raw).await - before) as f64 / 1000.0;
     println!(
-        "| miss: GET, begin, fill | {each} | commands {calls:.1}, of them inside scripts 2 | | ≤ 2 besides the GET |"
+        "| miss: GET, begin, fill | {each} | commands {calls:.1}, of them inside scripts 2 | | ≤ 2 round trips |"
     );
     each
 }

@@ -55,7 +55,8 @@ const SHORTEST: Duration = Duration::from_millis(50);
 ///
 /// # Cost
 ///
-/// No round trip for a hit, which takes some 8 ns more than the map alone, half as long again. One more connection to
+/// No round trip for a hit, which takes some 8 ns more than the map alone, not quite half as long again; the first hit of a
+/// value after any change in the namespace takes a few more. One more connection to
 /// each server, a message for each change in the namespace to each process, and 260 KiB for each cache. A value is
 /// copied here by the second read, the one that finds it at the store.
 ///

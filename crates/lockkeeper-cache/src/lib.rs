@@ -55,8 +55,8 @@
 //!
 //! # Cost
 //!
-//! A hit is one `GET`; a miss is one more round trip before the load and one after it; an invalidation is one, for
-//! any number of keys.
+//! A hit is one `GET`, and many at once share an `MGET`; a miss is one more round trip before the load and one after it; an
+//! invalidation is one, for any number of keys.
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 #![doc(test(attr(deny(warnings))))]
 

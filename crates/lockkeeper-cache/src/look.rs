@@ -12,6 +12,11 @@
 //! Nobody gets what was looked for before he began: what had been invalidated by then he does not see. The look of a
 //! list belongs to all who are in it: whoever is polled gets on with it, and who goes away, or is not polled for long,
 //! holds up nobody.
+//!
+//! # When it breaks
+//!
+//! Keys that go together have one answer, and one time for it. Where 16 values together are so large that the network takes
+//! the store's time for them, all of them count as not answered; one by one, the first would have been.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
