@@ -24,7 +24,7 @@ async fn cache(url: &str, database: &Database) -> Cache<u32, u64> {
         .unwrap()
 }
 
-fn build(builder: Builder, database: &Database) -> Cache<u32, u64> {
+pub(crate) fn build(builder: Builder, database: &Database) -> Cache<u32, u64> {
     let database = database.clone();
     let loader = move |_: u32| {
         let read = database.read();

@@ -7,12 +7,12 @@ use lockkeeper::clock::Instant;
 use lockkeeper_cache::breaker::Policy;
 use lockkeeper_cache::group::Group;
 use lockkeeper_cache::{
-    Builder, Cache, Down, Error, FirstLevel, Freshness, Grouped, Loaded, Memory, Redis, Source,
-    Store,
+    Builder, Cache, Down, Error, FirstLevel, Freshness, Grouped, Memory, Redis, Source, Store,
 };
 use testkit::server::{self, Server};
 use testkit::wait::{eventually, soon};
 
+use crate::first::build;
 use crate::harness::Database;
 
 const BOUND: Duration = Duration::from_millis(400);
@@ -47,15 +47,6 @@ fn keys() -> [u32; 3] {
     NAMES.map(|name| {
         (0..).find(|key| group.of(format!("cache:{key}").as_bytes()).0 == name).unwrap()
     })
-}
-
-fn build(builder: Builder, database: &Database) -> Cache<u32, u64> {
-    let database = database.clone();
-    let loader = move |_: u32| {
-        let read = database.read();
-        async move { Ok::<_, Error>(Loaded::found(read).version(read)) }
-    };
-    builder.timeout(Duration::from_secs(5)).build(loader).unwrap()
 }
 
 fn with_first_level(cache: Cache<u32, u64>) -> Cache<u32, u64> {
