@@ -17,6 +17,7 @@ use std::hint::black_box;
 use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use lockkeeper::clock::Instant;
@@ -135,12 +136,13 @@ async fn versus(
     (Each::of(our[ROUNDS / 2], count), Each::of(their[ROUNDS / 2], count))
 }
 
+fn article_of(key: &str) -> Article {
+    article(key.rsplit(':').next().and_then(|id| id.parse().ok()).unwrap_or(0))
+}
+
 async fn cache(server: &Server, namespace: &str) -> Cache<String, Article> {
     let store = Redis::connect(&server.url()).await.unwrap();
-    let loader = async |key: String| {
-        let id = key.rsplit(':').next().and_then(|id| id.parse().ok()).unwrap_or(0);
-        Ok::<_, Error>(Loaded::found(article(id)))
-    };
+    let loader = async |key: String| Ok::<_, Error>(Loaded::found(article_of(&key)));
     Cache::builder(store).namespace(namespace).build(loader).unwrap()
 }
 
@@ -243,33 +245,43 @@ async fn redis_hit(server: &Server, tasks: usize) -> Each {
     our
 }
 
-/// How many commands the server has run from outside.
-async fn commands(connection: &mut MultiplexedConnection) -> u64 {
-    let mut info = redis::cmd("INFO");
-    let stats: String = info.arg("commandstats").query_async(connection).await.unwrap();
-    let calls = |line: &str| {
-        let (name, rest) = line.strip_prefix("cmdstat_")?.split_once(":calls=")?;
-        let outside = ["get", "evalsha", "eval", "mget"].contains(&name);
-        outside.then(|| rest.split(',').next()?.parse::<u64>().ok()).flatten()
-    };
-    stats.lines().filter_map(calls).sum()
-}
-
+/// Each key once, against cache-aside by hand: `GET`, and `SET` when there is nothing. Both wait for two answers, and the
+/// loads are the same.
 async fn miss(server: &Server) -> Each {
-    let cache = cache(server, "miss").await;
-    let mut raw = server.connect().await.unwrap();
-    cache.get(&"warm:0".to_owned()).await.unwrap();
-    let before = commands(&mut raw).await;
-    let since = Instant::now();
-    let keys = keys();
-    for key in &keys[..1000] {
-        cache.get(key).await.unwrap();
-    }
-    let each = Each::of(Instant::now().since(since), 1000);
-    // What a script calls inside counts as well: one GET for each of the two.
-    let calls = (commands(&mut raw).await - before) as f64 / 1000.0;
-    println!(
-        "| miss: GET, begin, fill | {each} | commands {calls:.1}, of them inside scripts 2 | | ≤ 2 round trips |"
-    );
-    each
+    let (cache, raw) = (cache(server, "miss").await, server.connect().await.unwrap());
+    let (keys, count) = (keys(), 10);
+    let (our_turn, their_turn) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    let next = |turn: &AtomicUsize| {
+        let from = turn.fetch_add(count as usize, Ordering::Relaxed);
+        &keys[from..from + count as usize]
+    };
+    let ours = async || {
+        let (keys, since) = (next(&our_turn), Instant::now());
+        for key in keys {
+            black_box(cache.get(key).await.unwrap().unwrap());
+        }
+        let took = Instant::now().since(since);
+        // Not in the time of the others.
+        cache.idle().await;
+        took
+    };
+    let theirs = async || {
+        let (keys, since, mut raw) = (next(&their_turn), Instant::now(), raw.clone());
+        for key in keys {
+            let key = format!("by hand:{key}");
+            let get = redis::cmd("GET").arg(&key).query_async::<Option<Vec<u8>>>(&mut raw).await;
+            assert!(get.unwrap().is_none());
+            let found = Arc::new(article_of(&key));
+            let text = serde_json::to_vec(&*found).unwrap();
+            let mut set = redis::cmd("SET");
+            set.arg(&key).arg(text).arg("EX").arg(600).exec_async(&mut raw).await.unwrap();
+            black_box(found);
+        }
+        Instant::now().since(since)
+    };
+    let (our, their) = versus(count, ours, theirs).await;
+    let stats = cache.stats();
+    assert_eq!((stats.loads, stats.store_errors), (ROUNDS as u64 * u64::from(count), 0));
+    row("miss, one at a time", our, "GET and SET by hand", their, "2 round trips each");
+    our
 }

@@ -8,6 +8,7 @@ use std::time::Duration;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::sync::Semaphore;
+use tokio_util::task::TaskTracker;
 
 use crate::audit::Audits;
 use crate::cache::{Cache, Inner};
@@ -212,6 +213,8 @@ impl Builder {
         let (loads, flights) = (Semaphore::new(settings.max_loads), Flights::new());
         let (stats, debt, audits) = (Counters::default(), Debt::new(debt::MOST), Audits::default());
         let (first, unreadable) = (OnceLock::new(), Shelf::new(settings.keep_unreadable));
+        let tasks = TaskTracker::new();
+        tasks.close();
         let inner = Inner {
             store,
             loader,
@@ -220,6 +223,7 @@ impl Builder {
             loads,
             flights,
             looks: Looks::default(),
+            tasks,
             debt,
             first,
             tags,

@@ -8,6 +8,7 @@ use futures_util::future::{BoxFuture, join, join_all};
 use lockkeeper::clock::Instant;
 use tokio::sync::Semaphore;
 use tokio::time::sleep;
+use tokio_util::task::TaskTracker;
 
 use crate::audit::Audits;
 use crate::builder::{Builder, Settings};
@@ -66,6 +67,8 @@ pub(crate) struct Inner<K, V> {
     pub(crate) loads: Semaphore,
     pub(crate) flights: Flights<Outcome<V>>,
     pub(crate) looks: Looks,
+    /// Loads, fills and leases that are given back; closed, so that it can be waited for at any time.
+    pub(crate) tasks: TaskTracker,
     pub(crate) debt: Debt,
     pub(crate) first: OnceLock<Box<dyn Level<K, V>>>,
     pub(crate) tags: Option<Tags<K>>,
@@ -291,6 +294,29 @@ where
     /// instead the whole namespace is then invalidated, as by [`clear`](Self::clear). `None`: that is so now.
     pub fn debt(&self) -> Option<usize> {
         self.inner.debt.len()
+    }
+
+    /// Waits until nothing is under way here that reads have begun: no load, and no fill without an answer. To be called by
+    /// who has made the last read and is about to end, and by tests.
+    ///
+    /// A read has its value when the fill is sent. A process that ends in that very moment may not have sent it: then
+    /// others wait until the [lease](Builder::lease) of that load is over. Nothing is under way for longer than
+    /// three times the [`timeout`](Builder::timeout); where others go on to read, this may wait as long as they do.
+    ///
+    /// ```
+    /// # #[tokio::main]
+    /// # async fn main() -> Result<(), lockkeeper_cache::Error> {
+    /// # use lockkeeper_cache::{Cache, Error, Loaded, Memory};
+    /// # let store = Memory::new();
+    /// let cache = Cache::builder(store).build(async |id: u64| Ok::<_, Error>(Loaded::found(id)))?;
+    /// cache.get(&7).await?;
+    /// cache.idle().await;
+    /// assert_eq!(cache.stats().fills, 1);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub async fn idle(&self) {
+        self.inner.tasks.wait().await;
     }
 
     /// What happened so far.

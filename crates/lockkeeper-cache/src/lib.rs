@@ -55,8 +55,9 @@
 //!
 //! # Cost
 //!
-//! A hit is one `GET`, and many at once share an `MGET`; a miss is one more round trip before the load and one after it; an
-//! invalidation is one, for any number of keys.
+//! A hit is one `GET`, and many at once share an `MGET`. A miss is one more round trip before the load; after the load the
+//! value is sent to the store, and its answer is not waited for ([`Cache::idle`] does that). An invalidation is one, for any
+//! number of keys.
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 #![doc(test(attr(deny(warnings))))]
 
@@ -73,6 +74,7 @@ pub mod entry;
 mod error;
 mod events;
 pub mod explain;
+mod fill;
 pub mod filter;
 mod first;
 mod flight;

@@ -1,4 +1,4 @@
-//! What a miss does: ask for the lease, load, fill; or wait for who has it.
+//! What a miss does: ask for the lease, load, send the fill; or wait for who has it.
 
 use std::any::Any;
 use std::fmt;
@@ -10,13 +10,13 @@ use bytes::Bytes;
 use futures_util::FutureExt;
 use futures_util::future::join;
 use lockkeeper::clock::Instant;
-use tokio::runtime::Handle;
 use tokio::time::{sleep, timeout};
 
 use crate::cache::{Inner, Read, Source};
 use crate::entry::{Begun, Entry, Lease, Millis, Ticket, Value};
 use crate::error::{Error, Result, StoreError};
 use crate::events::Event;
+use crate::fill::Held;
 use crate::flight::Flight;
 use crate::limit::Limit;
 use crate::loader::Loaded;
@@ -86,7 +86,7 @@ where
     ) {
         let (inner, name) = (Arc::clone(self), name.to_owned());
         let landing = Landing { inner: Arc::clone(self), flight: Some(Arc::clone(&flight)) };
-        tokio::spawn(async move {
+        self.tasks.spawn(async move {
             let flying = async {
                 inner.flights.take_off(&flight, inner.settings.queue).await;
                 inner.fly(&key, &name, &flight, plan).await
@@ -128,8 +128,7 @@ where
             // A new one each time: see the rules of `entry`.
             let ticket = Ticket::new();
             flight.set_ticket(ticket);
-            let mut held =
-                Held { inner: Arc::clone(self), name: name.to_owned(), ticket, armed: true };
+            let mut held = Held::new(self, name, ticket);
             let lease = self.settings.lease;
             let begin = self.store.begin(name, ticket, lease, except);
             let (begun, tagged) = join(begin, self.tag(key, name)).await;
@@ -153,7 +152,7 @@ where
                     return self.down(key, name).await;
                 }
             };
-            held.armed = false;
+            held.disarm();
             match self.wait(name, there, &mut except, &mut pause).await {
                 Waited::Found(read) => return Ok(read),
                 Waited::Again => {}
@@ -210,13 +209,13 @@ where
         }
     }
 
-    async fn load_and_fill(&self, key: &K, mut held: Held<K, V>, made: Millis) -> Outcome<V> {
+    async fn load_and_fill(&self, key: &K, held: Held<K, V>, made: Millis) -> Outcome<V> {
         let begun = Instant::now();
         let loaded = match self.load(key, None).await {
             Ok(loaded) => loaded,
             Err(error) => {
                 // Who asks next is to find it free.
-                held.armed = self.store.give_up(&held.name, held.ticket).await.is_err();
+                held.give_up().await;
                 return Err(error);
             }
         };
@@ -224,32 +223,18 @@ where
         let (value, version) = (loaded.value.map(Arc::new), loaded.version);
         let read = Read { value, version, made, source: Source::Loaded };
         let Some(payload) = self.encode(read.value.as_deref()) else {
-            self.note(&held.name, Event::FillUnfit);
+            self.note(held.name(), Event::FillUnfit);
             return Ok(read);
         };
-        let ttl = self.lifetime(payload.is_none(), held.ticket);
+        let ttl = self.lifetime(payload.is_none(), held.ticket());
         let soft = self
             .settings
             .refresh_after
-            .map_or(u64::MAX, |after| made + millis(self.guards.shorten(after, held.ticket)));
+            .map_or(u64::MAX, |after| made + millis(self.guards.shorten(after, held.ticket())));
         let (cost, schema) = (u32::try_from(cost).unwrap_or(u32::MAX), self.settings.schema);
-        let (lease, fill) = (Lease::NONE, held.ticket);
+        let (lease, fill) = (Lease::NONE, held.ticket());
         let value = Value { lease, fill, version, made, soft, cost, schema, payload };
-        let mut filled = self.store.fill(&held.name, &value, ttl).await;
-        if let Err(error) = &filled {
-            self.store_failed("filling", error);
-            filled = self.store.fill(&held.name, &value, ttl).await;
-        }
-        match filled {
-            Ok(filled) => self.filled(&held.name, filled),
-            Err(error) => {
-                self.store_failed("filling", &error);
-                self.note(&held.name, Event::FillFailed);
-                return Ok(read);
-            }
-        }
-        // The store has answered: there is nothing to give back.
-        held.armed = false;
+        held.fill(value, ttl).await;
         Ok(read)
     }
 
@@ -360,26 +345,6 @@ impl<K, V> Drop for Landing<K, V> {
             let waited = self.inner.settings.timeout;
             self.inner.flights.land(&flight, Err(Error::Timeout { waited }));
         }
-    }
-}
-
-/// A lease that is given back, whatever becomes of the load, so that others need not wait for its end.
-struct Held<K: Clone + Send + Sync + 'static, V: Send + Sync + 'static> {
-    inner: Arc<Inner<K, V>>,
-    name: String,
-    ticket: Ticket,
-    armed: bool,
-}
-
-impl<K: Clone + Send + Sync + 'static, V: Send + Sync + 'static> Drop for Held<K, V> {
-    fn drop(&mut self) {
-        let (true, Ok(runtime)) = (self.armed, Handle::try_current()) else { return };
-        let (inner, name, ticket) =
-            (Arc::clone(&self.inner), std::mem::take(&mut self.name), self.ticket);
-        runtime.spawn(async move {
-            // Else it ends by itself.
-            let _ = inner.store.give_up(&name, ticket).await;
-        });
     }
 }
 

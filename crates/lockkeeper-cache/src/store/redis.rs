@@ -44,19 +44,19 @@ macro_rules! scripts {
 scripts! {
     APPEND = lua!("append.lua");
     APPLIED = lua!("invalidate_one.lua"), lua!("applied.lua");
-    BEGIN = lua!("begin.lua");
     CLAIM = lua!("claim.lua");
     BURY = lua!("remember.lua"), lua!("bury.lua");
     DEQUEUE = lua!("remember.lua"), lua!("dequeue.lua");
     ENQUEUE = lua!("enqueue.lua");
     FATE = lua!("fate.lua");
-    FILL = lua!("fill.lua");
     DONE = lua!("done.lua");
     DUE = lua!("due.lua");
     PUT = lua!("put.lua");
-    GIVE_UP = lua!("give_up.lua");
     INVALIDATE = lua!("invalidate_one.lua"), lua!("invalidate.lua");
     INTEND = lua!("intend.lua");
+    // All that a load does, so that a server that has granted a lease knows how to fill, too: no answer is waited for then.
+    LEASE = "local step = table.remove(ARGV, 1)\nif step == 'begin' then\n", lua!("begin.lua"),
+        "elseif step == 'fill' then\n", lua!("fill.lua"), "else\n", lua!("give_up.lua"), "end\n";
     LEAD = lua!("lead.lua");
     RESIGN = lua!("resign.lua");
     SAVE = lua!("save.lua");
@@ -335,7 +335,8 @@ impl Store for Redis {
         let (lease, except) = (text(millis(lease)), except.map(Ticket::to_bytes));
         let except: &[u8] = except.as_ref().map_or(&[], |except| except);
         let key = self.key(key);
-        let reply = self.run(&BEGIN, &[&key], &[&ticket.to_bytes(), &lease, except]).await?;
+        let reply =
+            self.run(&LEASE, &[&key], &[b"begin", &ticket.to_bytes(), &lease, except]).await?;
         match &reply[..] {
             [Reply::Int(now), Reply::BulkString(floor)] => {
                 let floor = <[u8; 8]>::try_from(&floor[..]).map_err(|_| strange(&reply))?;
@@ -352,7 +353,8 @@ impl Store for Redis {
 
     async fn fill(&self, key: &str, value: &Value, ttl: Duration) -> Result<Filled> {
         let entry = Entry::Value(Value { lease: Lease::NONE, ..value.clone() }).encode();
-        let reply = self.run(&FILL, &[&self.key(key)], &[&entry, &text(millis(ttl))]).await?;
+        let reply =
+            self.run(&LEASE, &[&self.key(key)], &[b"fill", &entry, &text(millis(ttl))]).await?;
         match &reply[..] {
             [_, Reply::Int(1)] => Ok(Filled::Done),
             [_, Reply::Int(0)] => Ok(Filled::Gone),
@@ -368,7 +370,7 @@ impl Store for Redis {
     }
 
     async fn give_up(&self, key: &str, ticket: Ticket) -> Result<()> {
-        self.run(&GIVE_UP, &[&self.key(key)], &[&ticket.to_bytes()]).await.map(|_| ())
+        self.run(&LEASE, &[&self.key(key)], &[b"give up", &ticket.to_bytes()]).await.map(|_| ())
     }
 
     async fn invalidate(&self, keys: &[&str], how: Invalidation) -> Result<()> {

@@ -32,7 +32,7 @@
 //!
 //! # Cost
 //!
-//! A hit is one round trip; a miss is one before the load and one after it. A write is one round trip after the commit.
+//! A hit is one round trip; a miss is two, both before the load. A write is one round trip after the commit.
 
 use std::fmt::Display;
 

@@ -30,8 +30,8 @@
 //!
 //! # Cost
 //!
-//! A hit is one round trip; a write is one before the commit and one after it. Reads during a write go to the
-//! database. Without the store nothing is written: [`Error::Store`].
+//! A hit is one round trip; a miss is two, both before the load; a write is one before the commit and one after it. Reads
+//! during a write go to the database. Without the store nothing is written: [`Error::Store`].
 
 use std::fmt::Display;
 

@@ -25,7 +25,7 @@
 //!
 //! # Cost
 //!
-//! A hit is one round trip; a miss is one before the load and one after it. A write costs nothing.
+//! A hit is one round trip; a miss is two, both before the load. A write costs nothing.
 
 use std::fmt::Display;
 

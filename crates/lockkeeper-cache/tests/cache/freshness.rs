@@ -147,6 +147,7 @@ async fn what_is_not_there_is_remembered_too(place: &Place) {
     let get = client.get();
     client.load().await.nothing();
     assert!(soon("nothing", get).await.unwrap().unwrap().is_none());
+    client.idle().await;
     assert!(soon("nothing", client.get()).await.unwrap().unwrap().is_none());
     client.no_load();
     assert_eq!(client.cache.stats().null_hits, 1);

@@ -139,11 +139,24 @@ impl Client {
         self.loads.try_recv().ok()
     }
 
-    /// Reads key 1, which is not cached, and lets the load go.
+    /// Reads key 1, which is not cached, and lets the load go; afterwards it is cached.
     pub(crate) async fn loaded(&mut self) -> u64 {
         let get = self.get();
         assert!(self.load().await.go());
-        value(get).await
+        let value = value(get).await;
+        self.idle().await;
+        value
+    }
+
+    /// Waits for the answers to all fills.
+    pub(crate) async fn idle(&self) {
+        soon("nothing is under way", self.cache.idle()).await;
+    }
+
+    /// What happened, with all that is under way.
+    pub(crate) async fn stats(&self) -> Stats {
+        self.idle().await;
+        self.cache.stats()
     }
 
     /// Reads key 1, which is cached.

@@ -65,7 +65,7 @@ async fn a_load_that_began_before_the_clearing_fills_nothing(place: &Place) {
     database.commit();
     soon("cleared", other.clear()).await.unwrap();
     load.go();
-    assert_eq!((value(early).await, client.cache.stats().lost_fills), (1, 1));
+    assert_eq!((value(early).await, client.stats().await.lost_fills), (1, 1));
     assert_eq!(client.loaded().await, 2);
 }
 

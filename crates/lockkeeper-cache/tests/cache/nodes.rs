@@ -57,6 +57,7 @@ async fn a_server_of_a_cluster_that_does_not_answer_costs_its_own_keys_alone() {
     let cache = Cache::builder(store).build(loader).unwrap();
     let keys: Vec<u32> = (0..50).collect();
     soon("all", cache.get_many(&keys)).await.unwrap();
+    soon("all are filled", cache.idle()).await;
     assert_eq!(cache.stats().loads, 50);
     cluster.servers[0].pause();
     let found = soon("all", cache.get_many(&keys)).await.unwrap();

@@ -35,7 +35,7 @@ async fn a_fill_that_comes_after_the_invalidation_is_dropped(place: &Place) {
     writer.cache.invalidate(&[1]).await.unwrap();
     load.go();
     assert_eq!(value(early).await, 1, "it began before the write");
-    assert_eq!(reader.cache.stats().lost_fills, 1);
+    assert_eq!(reader.stats().await.lost_fills, 1);
     assert_eq!(reader.loaded().await, 2);
     assert_eq!(reader.hit().await, 2);
 }
@@ -51,10 +51,10 @@ async fn a_fill_under_the_lease_of_another_is_dropped(place: &Place) {
     let new = other.load().await;
     old.go();
     assert_eq!(value(early).await, 1);
-    assert_eq!(reader.cache.stats().lost_fills, 1);
+    assert_eq!(reader.stats().await.lost_fills, 1);
     new.go();
     assert_eq!(value(late).await, 2);
-    assert_eq!((reader.hit().await, other.cache.stats().fills), (2, 1));
+    assert_eq!((reader.hit().await, other.stats().await.fills), (2, 1));
 }
 
 /// R11, in the process of the load and by the invalidation of another.
@@ -163,7 +163,7 @@ async fn an_old_fill_is_refused_although_its_lease_is_there(place: &Place) {
     let mut reader = Client::with_versions(place.builder().await, &database, true);
     reader.cache.invalidate_to(&[1], 2).await.unwrap();
     assert_eq!(reader.loaded().await, 1);
-    assert_eq!(reader.cache.stats().old_fills, 1);
+    assert_eq!(reader.stats().await.old_fills, 1);
     database.commit();
     assert_eq!(reader.loaded().await, 2);
     // It names what is there already.

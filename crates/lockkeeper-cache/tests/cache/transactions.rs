@@ -105,7 +105,7 @@ async fn a_load_that_began_before_the_commit_fills_nothing(place: &Place) {
     let committed = tx.commit(async { Sql::Ok(database.commit()) }).await.unwrap();
     committed.cache.unwrap();
     load.go();
-    assert_eq!((value(early).await, client.cache.stats().lost_fills), (1, 1));
+    assert_eq!((value(early).await, client.stats().await.lost_fills), (1, 1));
     assert_eq!(client.loaded().await, 2);
 }
 
@@ -122,7 +122,7 @@ async fn a_version_that_is_known_keeps_what_is_as_new(place: &Place) {
     let cache = client.cache.clone();
     let second = tokio::spawn(async move { cache.get(&2).await });
     client.load().await.go();
-    assert_eq!((value(second).await, client.cache.stats().old_fills), (1, 1));
+    assert_eq!((value(second).await, client.stats().await.old_fills), (1, 1));
     let mut tx = client.cache.transaction();
     let long = place.builder().await.max_key(0);
     let refused = tx.touch_in(&Client::new(long, &database).cache, &1, 0);

@@ -1,10 +1,15 @@
-//! How many commands many keys take, as the server counts them.
+//! How many commands many keys take, as the server counts them, and how many answers a miss waits for.
 
 use std::collections::BTreeMap;
 
 use lockkeeper_cache::{Cache, Error, Loaded, Redis};
 use testkit::nodes::ask;
+use testkit::relay::Relay;
 use testkit::server::{self, Server};
+use tokio::runtime::Builder as Runtime;
+use tokio::task::spawn_blocking;
+
+use crate::harness::{Client, Database, value};
 
 /// What clients send to read and to change entries. Others are not counted: the client asks for `INFO` from time to time, and
 /// scripts use commands of their own.
@@ -47,6 +52,7 @@ async fn many_keys_are_one_command() {
     cache.invalidate(&keys[..1]).await.unwrap();
     cache.intend(&keys[..1]).await.unwrap().settle(None).await.unwrap();
     cache.get_many(&keys).await.unwrap();
+    cache.idle().await;
     let one = |command: &str| BTreeMap::from([(command.to_owned(), 1)]);
 
     let before = sent(&server).await;
@@ -71,4 +77,55 @@ async fn many_keys_are_one_command() {
     let loads = cache.stats().loads;
     cache.get_many(&keys).await.unwrap();
     assert_eq!(cache.stats().loads, loads + 100, "all of them were invalidated");
+}
+
+/// The look and the request for the lease. What is sent after the load has not even arrived.
+#[tokio::test]
+async fn a_miss_waits_for_two_answers() {
+    let server = server::redis(&[]).await;
+    let relay = Relay::to(server.address()).await;
+    let store = Redis::connect(&format!("redis://{}", relay.address())).await.unwrap();
+    let mut client = Client::new(Cache::builder(store), &Database::new());
+    // The server knows all scripts afterwards.
+    assert_eq!(client.loaded().await, 1);
+    client.cache.invalidate(&[1]).await.unwrap();
+    let before = sent(&server).await;
+    let get = client.get();
+    let load = client.load().await;
+    relay.hold_commands();
+    load.go();
+    assert_eq!(value(get).await, 1);
+    let stats = client.cache.stats();
+    assert_eq!((stats.fills, stats.store_errors), (1, 0), "that of the first load");
+    assert_eq!(since(&server, &before).await, BTreeMap::from([("evalsha".to_owned(), 1)]));
+    relay.let_go();
+    assert_eq!(client.stats().await.fills, 2);
+    assert_eq!(client.hit().await, 1);
+}
+
+/// Nobody has to wait for the end of a lease that is left behind.
+#[tokio::test]
+async fn who_is_idle_may_end() {
+    let server = server::redis(&[]).await;
+    let url = format!("redis://{}", server.address());
+    for (key, mut runtime) in
+        [Runtime::new_current_thread(), Runtime::new_multi_thread()].into_iter().enumerate()
+    {
+        let (runtime, url) = (runtime.enable_all().build().unwrap(), url.clone());
+        let reads = move || {
+            runtime.block_on(async {
+                let loader = async |key: usize| Ok::<_, Error>(Loaded::found(key));
+                let store = Redis::connect(&url).await.unwrap();
+                let cache = Cache::builder(store).build(loader).unwrap();
+                cache.get(&key).await.unwrap();
+                cache.idle().await;
+            });
+        };
+        spawn_blocking(reads).await.unwrap();
+    }
+    let loader = async |key: usize| Err::<Loaded<usize>, _>(format!("{key} is not cached"));
+    let cache = Cache::builder(Redis::connect(&url).await.unwrap()).build(loader).unwrap();
+    let found = cache.get_many(&[0, 1]).await.unwrap();
+    assert_eq!(found, [Some(0.into()), Some(1.into())]);
+    assert_eq!(cache.stats().waits, 0);
 }

@@ -62,13 +62,13 @@ async fn what_is_not_there_is_not_filled(place: &Place) {
     client.cache.invalidate(&[1]).await.unwrap();
     assert_eq!(client.cache.set_many(&[(1, version(4))]).await.unwrap(), [false]);
     assert_eq!(client.loaded().await, 3);
-    assert_eq!(client.cache.stats().old_fills, 1);
+    assert_eq!(client.stats().await.old_fills, 1);
     // A writer is at work.
     let write = client.cache.intend(&[1]).await.unwrap();
     assert_eq!(client.cache.set_many(&[(1, version(5))]).await.unwrap(), [false]);
     write.settle(None).await.unwrap();
     assert_eq!(client.loaded().await, 3);
-    assert_eq!(client.cache.stats().old_fills, 2);
+    assert_eq!(client.stats().await.old_fills, 2);
 }
 
 async fn a_load_under_way_is_overtaken(place: &Place) {
@@ -79,7 +79,7 @@ async fn a_load_under_way_is_overtaken(place: &Place) {
     let new = database.commit();
     assert_eq!(client.cache.set_many(&[(1, version(new))]).await.unwrap(), [false]);
     load.go();
-    assert_eq!((value(early).await, client.cache.stats().lost_fills), (1, 1));
+    assert_eq!((value(early).await, client.stats().await.lost_fills), (1, 1));
     assert_eq!(client.loaded().await, 2);
 }
 

@@ -211,6 +211,7 @@ async fn a_load_that_began_before_the_change_fills_nothing() {
     shop.world.caught_up(&follower).await;
     gate.add_permits(1);
     assert_eq!(soon("a value", reading).await.unwrap().unwrap().as_deref(), Some(&1));
+    slow.idle().await;
     assert_eq!(slow.stats().lost_fills, 1);
     assert_eq!(shop.number(1).await, 2);
 }

@@ -43,6 +43,7 @@ async fn every_state_is_told(place: &Place) {
     database.commit();
     load.go();
     value(get).await;
+    client.idle().await;
     let dropped = cache.explain(&1).await.unwrap();
     assert_eq!(kinds(&dropped), [Event::FillGone]);
     assert!(matches!(dropped.there, There::Gap { lease: None, floor: 2, .. }), "{dropped}");

@@ -26,6 +26,7 @@ async fn strange_keys_are_keys(place: &Place) {
         for (key, found) in keys.iter().zip(found) {
             assert_eq!(found.as_deref(), Some(&format!("<{key}>")));
         }
+        cache.idle().await;
     }
     let stats = cache.stats();
     assert_eq!((stats.loads, stats.hits), (keys.len() as u64, keys.len() as u64));
@@ -88,6 +89,7 @@ async fn a_process_that_stood_still_does_not_take_the_server_for_dead() {
     let cache = Cache::builder(store).build(async |key: u32| Ok::<_, Error>(Loaded::found(key)));
     let cache = cache.unwrap();
     cache.get(&1).await.unwrap();
+    cache.idle().await;
     for _ in 0..2 {
         let read = || {
             let cache = cache.clone();

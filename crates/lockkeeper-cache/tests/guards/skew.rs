@@ -67,6 +67,8 @@ pub(crate) async fn child(server: &str) {
             other => panic!("{other}"),
         };
         let read = cache.read(&1, freshness).await.unwrap();
+        // What it has loaded is cached when it says so.
+        cache.idle().await;
         say(format_args!("{} {:?}", read.value.unwrap(), read.source));
     }
 }

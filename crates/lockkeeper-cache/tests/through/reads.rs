@@ -62,6 +62,7 @@ async fn a_look_refreshes_nothing() {
     let cache = cache(&near).await.refresh_after(Duration::from_millis(1));
     let cache = cache.build(fake.clone()).unwrap();
     cache.get(&1).await.unwrap();
+    cache.idle().await;
     let made = cache.peek(&1).await.unwrap().unwrap().made;
     let raw = testkit::resp::Raw::connect(server.address()).await;
     let later = async || {

@@ -329,6 +329,7 @@ async fn lockkeeper(bench: &Bench, restart: bool) -> Result<Outcome> {
     // Before the doors open, all at once, as by hand.
     let job = cache(bench, &time, Asked::default(), false).await?;
     job.get_many(&keys).await.map_err(failed)?;
+    job.idle().await;
     if job.stats().fills != KEYS {
         return Err(Error::Other(format!("{} entries were filled", job.stats().fills)));
     }

@@ -294,6 +294,7 @@ async fn ended(bench: &Bench, url: &str, run: u64, hot: &String) -> Result<()> {
     let first = async |_: String| Ok::<_, CacheError>(Loaded::found(7));
     let before: Cache<String, u64> = builder.build(first).map_err(failed)?;
     before.get(hot).await.map_err(failed)?;
+    before.idle().await;
     if before.stats().fills != 1 {
         return Err(Error::Other("the hot entry was not cached".into()));
     }

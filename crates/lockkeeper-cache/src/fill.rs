@@ -1,0 +1,113 @@
+//! The end of a load: its value is sent to the store, under its lease.
+//!
+//! A read has its value as soon as the fill is on its way. The answer says whether the store has taken it, which is nothing
+//! to a reader: the value is as good as the load, whether it is cached or not. So a miss waits for the store twice, for the
+//! look and for the lease, and not a third time; and a store that stops in between holds up nobody.
+//!
+//! Who reads the key next, in this process, finds the fill: it was sent before, and a store takes things in their order.
+//! Another process may see the lease for a moment longer, and looks again.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::{FutureExt, poll};
+use tokio::runtime::Handle;
+use tokio::task::yield_now;
+use tokio::time::timeout;
+
+use crate::cache::Inner;
+use crate::entry::{Ticket, Value};
+use crate::events::Event;
+
+/// A second time when the answer to the first is lost: a fill may be sent twice.
+const ATTEMPTS: usize = 2;
+
+/// A lease that is given back, whatever becomes of the load, so that others need not wait for its end.
+pub(crate) struct Held<K, V>
+where
+    K: Clone + Send + Sync + 'static,
+    V: Send + Sync + 'static,
+{
+    inner: Arc<Inner<K, V>>,
+    name: String,
+    ticket: Ticket,
+    armed: bool,
+}
+
+impl<K, V> Held<K, V>
+where
+    K: Clone + Send + Sync + 'static,
+    V: Send + Sync + 'static,
+{
+    /// That may be held from now on, because it is asked for.
+    pub(crate) fn new(inner: &Arc<Inner<K, V>>, name: &str, ticket: Ticket) -> Self {
+        Self { inner: Arc::clone(inner), name: name.to_owned(), ticket, armed: true }
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub(crate) fn ticket(&self) -> Ticket {
+        self.ticket
+    }
+
+    /// There is nothing to give back.
+    pub(crate) fn disarm(&mut self) {
+        self.armed = false;
+    }
+
+    /// Gives it back, and waits for that.
+    pub(crate) async fn give_up(mut self) {
+        self.armed = self.inner.store.give_up(&self.name, self.ticket).await.is_err();
+    }
+
+    /// Sends the value. The rest is done in a task of its own, unless the store has answered by then.
+    pub(crate) async fn fill(self, value: Value, ttl: Duration) {
+        let inner = Arc::clone(&self.inner);
+        let mut filling = self.fill_and_wait(value, ttl).boxed();
+        if poll!(&mut filling).is_pending() {
+            inner.tasks.spawn(filling);
+            // Now the connection has its turn, and writes: who ends when he has his value would else leave the
+            // lease behind, and others would wait for its end.
+            yield_now().await;
+        }
+    }
+
+    async fn fill_and_wait(mut self, value: Value, ttl: Duration) {
+        let inner = Arc::clone(&self.inner);
+        let filling = async {
+            for _ in 0..ATTEMPTS {
+                match inner.store.fill(&self.name, &value, ttl).await {
+                    Ok(filled) => return Some(filled),
+                    Err(error) => inner.store_failed("filling", &error),
+                }
+            }
+            None
+        };
+        match timeout(inner.settings.timeout, filling).await {
+            Ok(Some(filled)) => {
+                inner.filled(&self.name, filled);
+                self.disarm();
+            }
+            Ok(None) | Err(_) => inner.note(&self.name, Event::FillFailed),
+        }
+    }
+}
+
+impl<K, V> Drop for Held<K, V>
+where
+    K: Clone + Send + Sync + 'static,
+    V: Send + Sync + 'static,
+{
+    fn drop(&mut self) {
+        let (true, Ok(runtime)) = (self.armed, Handle::try_current()) else { return };
+        let (inner, name, ticket) =
+            (Arc::clone(&self.inner), std::mem::take(&mut self.name), self.ticket);
+        let giving_up = async move {
+            // Else it ends by itself.
+            let _ = timeout(inner.settings.timeout, inner.store.give_up(&name, ticket)).await;
+        };
+        self.inner.tasks.spawn_on(giving_up, &runtime);
+    }
+}
