@@ -103,13 +103,14 @@ impl Builder {
     }
 
     /// How long a load may take and still fill. Default 10 s. Longer: others wait longer when a process dies in the middle
-    /// of a load. Shorter: slow loads are done by several, and fill nothing.
+    /// of a load, or ends right after it without [`Cache::idle`]. Shorter: slow loads are done by several, and fill nothing.
     pub fn lease(mut self, lease: Duration) -> Self {
         self.settings.lease = lease;
         self
     }
 
-    /// How long a read may take, loads and waiting included. Default 10 s.
+    /// How long a read may take, loads and waiting included; what it has loaded may then be on its way to the store for
+    /// twice as long, of which no read knows. Default 10 s.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.settings.timeout = timeout;
         self
@@ -205,8 +206,12 @@ impl Builder {
         K: Clone + Display + Send + Sync + 'static,
         V: Send + Sync + 'static,
     {
-        let Self { store, guards, tags, settings, .. } = self;
+        let Self { store, guards, tags, settings, options } = self;
         check(&settings)?;
+        if let Some(option) = options.given() {
+            let why = format!("{option} is for a strategy: make a table, with Builder::table");
+            return Err(Error::Config(why));
+        }
         guards.check()?;
         let tags = tags.map(tags::of).transpose()?;
         let (loader, codec) = (Box::new(loader), Box::new(codec));

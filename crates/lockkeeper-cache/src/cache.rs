@@ -297,11 +297,13 @@ where
     }
 
     /// Waits until nothing is under way here that reads have begun: no load, and no fill without an answer. To be called by
-    /// who has made the last read and is about to end, and by tests.
+    /// who has made the last read and is about to end, and by tests. Not for invalidations: who calls these waits for them.
     ///
-    /// A read has its value when the fill is sent. A process that ends in that very moment may not have sent it: then
-    /// others wait until the [lease](Builder::lease) of that load is over. Nothing is under way for longer than
-    /// three times the [`timeout`](Builder::timeout); where others go on to read, this may wait as long as they do.
+    /// A read has its value when the fill is handed to the connection. A process that ends in that very moment may not have
+    /// sent it, and one whose load took longer than five seconds most often has not, as the client then asks the server who it
+    /// is: then others wait until the [lease](Builder::lease) of that load is over. Nothing is under way for longer than
+    /// three times the [`timeout`](Builder::timeout), as long as the runtimes run that have read; where others go on to
+    /// read, this may wait as long as they do. Never to be called by a loader, which would wait for itself.
     ///
     /// ```
     /// # #[tokio::main]

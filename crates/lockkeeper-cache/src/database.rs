@@ -5,7 +5,7 @@ use async_trait::async_trait;
 use crate::error::BoxError;
 use crate::loader::Loader;
 
-/// A database that is read and written through a [`Table`](crate::Table).
+/// A database that is read and written through a [`Table`](crate::Table). The example `shop` is one for PostgreSQL.
 ///
 /// ```
 /// use std::collections::HashMap;
@@ -32,8 +32,11 @@ use crate::loader::Loader;
 ///         &self,
 ///         id: &u64,
 ///         name: Option<&String>,
-///         _order: Option<Order>,
+///         order: Option<Order>,
 ///     ) -> Result<u64, BoxError> {
+///         if order.is_some() {
+///             return Err("no order is kept here, which write-behind needs".into());
+///         }
 ///         // INSERT … ON CONFLICT (id) DO UPDATE SET name = $2, version = users.version + 1 RETURNING version
 ///         let mut names = self.0.lock().map_err(|_| "broken")?;
 ///         match name {

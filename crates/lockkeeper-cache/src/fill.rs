@@ -4,8 +4,10 @@
 //! to a reader: the value is as good as the load, whether it is cached or not. So a miss waits for the store twice, for the
 //! look and for the lease, and not a third time; and a store that stops in between holds up nobody.
 //!
-//! Who reads the key next, in this process, finds the fill: it was sent before, and a store takes things in their order.
-//! Another process may see the lease for a moment longer, and looks again.
+//! Who reads the key next most often finds the value. If not, because he asks in another process, or because the client had
+//! to ask the server something else before it could send, he sees the lease, and looks again after a moment.
+//!
+//! Whose work is not done before the value is there waits for the flight of the load, which knows ([`Fill`]).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,6 +20,8 @@ use tokio::time::timeout;
 use crate::cache::Inner;
 use crate::entry::{Ticket, Value};
 use crate::events::Event;
+use crate::flight::{Fill, Flight};
+use crate::load::Outcome;
 
 /// A second time when the answer to the first is lost: a fill may be sent twice.
 const ATTEMPTS: usize = 2;
@@ -29,6 +33,7 @@ where
     V: Send + Sync + 'static,
 {
     inner: Arc<Inner<K, V>>,
+    flight: Arc<Flight<Outcome<V>>>,
     name: String,
     ticket: Ticket,
     armed: bool,
@@ -40,8 +45,15 @@ where
     V: Send + Sync + 'static,
 {
     /// That may be held from now on, because it is asked for.
-    pub(crate) fn new(inner: &Arc<Inner<K, V>>, name: &str, ticket: Ticket) -> Self {
-        Self { inner: Arc::clone(inner), name: name.to_owned(), ticket, armed: true }
+    pub(crate) fn new(
+        inner: &Arc<Inner<K, V>>,
+        flight: &Arc<Flight<Outcome<V>>>,
+        name: &str,
+        ticket: Ticket,
+    ) -> Self {
+        flight.set_ticket(ticket);
+        let (inner, flight) = (Arc::clone(inner), Arc::clone(flight));
+        Self { inner, flight, name: name.to_owned(), ticket, armed: true }
     }
 
     pub(crate) fn name(&self) -> &str {
@@ -65,6 +77,7 @@ where
     /// Sends the value. The rest is done in a task of its own, unless the store has answered by then.
     pub(crate) async fn fill(self, value: Value, ttl: Duration) {
         let inner = Arc::clone(&self.inner);
+        self.flight.set_fill(Fill::UnderWay);
         let mut filling = self.fill_and_wait(value, ttl).boxed();
         if poll!(&mut filling).is_pending() {
             inner.tasks.spawn(filling);
@@ -89,6 +102,7 @@ where
             Ok(Some(filled)) => {
                 inner.filled(&self.name, filled);
                 self.disarm();
+                self.flight.fill_ends(Fill::Over);
             }
             Ok(None) | Err(_) => inner.note(&self.name, Event::FillFailed),
         }
@@ -101,6 +115,8 @@ where
     V: Send + Sync + 'static,
 {
     fn drop(&mut self) {
+        // Also when the store panicked, or the runtime ends.
+        self.flight.fill_ends(Fill::Failed);
         let (true, Ok(runtime)) = (self.armed, Handle::try_current()) else { return };
         let (inner, name, ticket) =
             (Arc::clone(&self.inner), std::mem::take(&mut self.name), self.ticket);

@@ -383,6 +383,7 @@ mod tests {
             (Freshness::Stale(short), true),
             (Freshness::AtLeast(7), true),
             (Freshness::AtLeast(8), false),
+            (Freshness::AtLeast(0), false),
             (Freshness::MaxAge(second), true),
             (Freshness::MaxAge(short), false),
             (Freshness::Latest, false),

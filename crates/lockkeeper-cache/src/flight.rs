@@ -38,7 +38,25 @@ pub(crate) struct Flight<T> {
     before: Mutex<Option<Arc<Self>>>,
     /// Under which it loads, or has asked to.
     ticket: Mutex<Ticket>,
-    outcome: watch::Sender<Option<T>>,
+    progress: watch::Sender<Progress<T>>,
+}
+
+/// How far one is.
+#[derive(Debug)]
+struct Progress<T> {
+    outcome: Option<T>,
+    fill: Fill,
+}
+
+/// What became of the value at the store. Begun, if at all, before the flight lands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fill {
+    /// The store has answered, or nothing was to be filled.
+    Over,
+    /// The answer is still to come.
+    UnderWay,
+    /// The store does not answer.
+    Failed,
 }
 
 /// What a read has to do with a flight.
@@ -112,15 +130,31 @@ impl<T: Clone> Flights<T> {
                 under_way.remove(&flight.key);
             }
         }
-        flight.outcome.send_replace(Some(outcome));
+        flight.progress.send_modify(|progress| progress.outcome = Some(outcome));
     }
 }
 
 impl<T> Flight<T> {
     fn new(key: &str, began: u64, direct: bool, before: Option<Arc<Self>>) -> Self {
         let (began, before) = (AtomicU64::new(began), Mutex::new(before));
-        let (ticket, outcome) = (Mutex::new(Ticket::NONE), watch::Sender::new(None));
-        Self { key: key.into(), began, direct, before, ticket, outcome }
+        let progress = watch::Sender::new(Progress { outcome: None, fill: Fill::Over });
+        let ticket = Mutex::new(Ticket::NONE);
+        Self { key: key.into(), began, direct, before, ticket, progress }
+    }
+
+    pub(crate) fn set_fill(&self, fill: Fill) {
+        self.progress.send_modify(|progress| progress.fill = fill);
+    }
+
+    /// The fill that is under way, if there is one, ends like that.
+    pub(crate) fn fill_ends(&self, fill: Fill) {
+        self.progress.send_if_modified(|progress| {
+            let ends = progress.fill == Fill::UnderWay;
+            if ends {
+                progress.fill = fill;
+            }
+            ends
+        });
     }
 
     /// Whether whatever it loads, it loads after that.
@@ -136,10 +170,17 @@ impl<T: Clone + Send + Sync> Flight<T> {
 
     /// What came of it. Cancel safe.
     pub(crate) async fn outcome(&self) -> Option<T> {
-        let mut outcome = self.outcome.subscribe();
+        let mut progress = self.progress.subscribe();
         // Fails only when nobody can land it any more, and we hold it.
-        let landed = outcome.wait_for(Option::is_some).await.ok()?;
-        landed.clone()
+        let landed = progress.wait_for(|progress| progress.outcome.is_some()).await.ok()?;
+        landed.outcome.clone()
+    }
+
+    /// How the fill ended of a flight that has landed. Cancel safe.
+    pub(crate) async fn filled(&self) -> Fill {
+        let mut progress = self.progress.subscribe();
+        let over = progress.wait_for(|progress| progress.fill != Fill::UnderWay).await;
+        over.map_or(Fill::Failed, |progress| progress.fill)
     }
 }
 

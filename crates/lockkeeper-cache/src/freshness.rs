@@ -15,10 +15,12 @@ pub enum Freshness {
     /// The same, or one that was invalidated no longer ago than this, rather than wait while another is loaded. Needs
     /// [`keep_last`](crate::Builder::keep_last).
     Stale(Duration),
-    /// As [`Any`](Self::Any), and read from the database no longer ago than this.
+    /// As [`Any`](Self::Any), and read from the database no longer ago than this. What is loaded for it, others find a moment
+    /// later.
     MaxAge(Duration),
     /// As [`Any`](Self::Any), and of this version or a later one: what a writer was told, so that it reads its own
-    /// write. A value without a version is loaded anew.
+    /// write. A value without a version is loaded anew. 0, which a writer is told where no version is known: what is at the
+    /// store, and not what the [first level](crate::FirstLevel) of this process may have from before.
     AtLeast(u64),
     /// From the database, by a load that begins now. The cache is neither asked nor filled.
     Latest,

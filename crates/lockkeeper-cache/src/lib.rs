@@ -10,22 +10,24 @@
 //! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! use lockkeeper_cache::{Cache, Error, Freshness, Loaded, Memory};
 //!
-//! // `Redis::connect("redis://…")` where several processes share it.
-//! let prices = Cache::builder(Memory::new())
+//! let prices = Cache::builder(Memory::new()) // or Redis::connect("redis://localhost").await?, for several processes
 //!     .namespace("price")
 //!     .build(async |article: String| {
 //!         // SELECT price, version FROM articles WHERE id = $1
-//!         Ok::<_, Error>(Loaded::found(article.len() * 100).version(3))
+//!         Ok::<_, Error>(Loaded::found(article.len() * 100).version(5))
 //!     })?;
+//! let pen = "pen".to_owned();
+//! assert_eq!(prices.get(&pen).await?.as_deref(), Some(&300));
 //!
-//! let price = prices.get(&"pen".to_owned()).await?;
-//! assert_eq!(price.as_deref(), Some(&300));
-//!
-//! // A writer commits, invalidates, and then says that it is done.
-//! prices.invalidate_to(&["pen".to_owned()], 3).await?;
-//! // Who must see that write says so, and nobody else pays for it.
-//! let read = prices.read(&"pen".to_owned(), Freshness::AtLeast(3)).await?;
-//! assert_eq!(read.version, 3);
+//! // From the commit on nobody reads the old price, and a writer that dies leaves nothing stale behind.
+//! let update = async { /* UPDATE … RETURNING version; COMMIT */ Ok::<_, Error>(5) };
+//! let written = prices.write(&[pen.clone()], update).await?;
+//! written.cache?; // The database has it in any case. An error: this price is not cached for half a minute.
+//! // Or with a round trip less: after a commit, and before whoever asked for it is told.
+//! prices.invalidate_to(&[pen.clone()], 5).await?;
+//! // Who must see a version says so, and nobody else pays for it.
+//! let read = prices.read(&pen, Freshness::AtLeast(5)).await?;
+//! assert_eq!(read.version, 5);
 //! # Ok(())
 //! # }
 //! ```
@@ -37,7 +39,7 @@
 //!   a store that forgets everything make no difference.
 //! - With [`Cache::intend`] before the commit, that is so from the commit on.
 //! - One load for each key at a time, across tasks and processes, as long as loads are shorter than the lease.
-//! - Nothing waits longer than [`Builder::timeout`], and there are never more than [`Builder::max_loads`] loads.
+//! - No read waits longer than [`Builder::timeout`], and there are never more than [`Builder::max_loads`] loads.
 //!
 //! # When it breaks
 //!
@@ -50,8 +52,31 @@
 //!
 //! # Writing
 //!
-//! [`Cache::write`] announces a write, commits and settles it. A [`Table`] does so by a [`Strategy`] that is chosen by name: this
-//! one, which is the default, or any of the usual ones, each with what it promises and where it fails.
+//! | | what is promised |
+//! | --- | --- |
+//! | [`Cache::invalidate`] after the commit | as above: old values only while the write is under way |
+//! | [`Cache::write`], or [`Cache::intend`] before the commit | nobody reads the old value from the commit on, and a writer that dies leaves nothing stale behind |
+//! | [`Cache::transaction`] | the first of these, for the keys of several caches, and no way to do it before the commit; with an [outbox] a writer may die, too |
+//! | [`Table`] | what its [`Strategy`] promises: the second of these by default, or any of the usual ones, chosen by name |
+//!
+//! # What else there is
+//!
+//! - Values inside the process, with a bound on their age: [`FirstLevel`].
+//! - The database is spared: [`Builder::limit`], [`Builder::breaker`], [`Builder::max_loads`], [`Builder::when_down`] for the time
+//!   when the store is down, a [`filter`] for keys that do not exist, [`Builder::validate`], [`Builder::early`] for hot keys. **Only
+//!   `max_loads` has a default that limits anything**: before production, set a limit that the database bears.
+//! - [`Freshness`] of each read; [`Cache::get_many`], [`Cache::set_many`]; [tags](Builder::tags).
+//! - Whether it is right: [`Cache::explain`], [`Cache::audit`], [`Stats`].
+//! - Stores: [`Redis`] with Sentinel, Cluster or neither, [`Memory`], several as [`Grouped`].
+//! - The database tells the cache: `cdc`; writes go to a queue: [`through`].
+//!
+//! # Features
+//!
+//! | feature | what it adds |
+//! | --- | --- |
+//! | `redis` (default) | [`Redis`], and filters there |
+//! | `postgres`, `mysql` | an [outbox] in that database |
+//! | `cdc` | invalidation from the log of PostgreSQL and MariaDB; has both of the above |
 //!
 //! # Cost
 //!

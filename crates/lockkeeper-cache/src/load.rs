@@ -17,7 +17,7 @@ use crate::entry::{Begun, Entry, Lease, Millis, Ticket, Value};
 use crate::error::{Error, Result, StoreError};
 use crate::events::Event;
 use crate::fill::Held;
-use crate::flight::Flight;
+use crate::flight::{Fill, Flight};
 use crate::limit::Limit;
 use crate::loader::Loaded;
 use crate::store::{PENDING, Seen, millis};
@@ -109,7 +109,7 @@ where
         self: &Arc<Self>,
         key: &K,
         name: &str,
-        flight: &Flight<Outcome<V>>,
+        flight: &Arc<Flight<Outcome<V>>>,
         plan: Plan,
     ) -> Outcome<V> {
         // Where somebody knows of the key, a filter that does not is behind the times.
@@ -121,20 +121,20 @@ where
         let mut except = match plan {
             Plan::Fill { except } => except,
             Plan::Direct => return self.bypass(key, None).await,
-            Plan::Down | Plan::Owed => return self.down(key, name).await,
+            Plan::Down | Plan::Owed => return self.without_store(key, name, flight).await,
         };
         let mut pause = LOOKS.0;
         for _ in 0..ROUNDS {
             // A new one each time: see the rules of `entry`.
             let ticket = Ticket::new();
-            flight.set_ticket(ticket);
-            let mut held = Held::new(self, name, ticket);
+            let mut held = Held::new(self, flight, name, ticket);
             let lease = self.settings.lease;
             let begin = self.store.begin(name, ticket, lease, except);
             let (begun, tagged) = join(begin, self.tag(key, name)).await;
             let there = match begun {
                 // Its tags would not find it.
                 Ok(Begun::Granted { .. }) if tagged.is_err() => {
+                    flight.set_fill(Fill::Failed);
                     return self.bypass(key, None).await;
                 }
                 Ok(Begun::Granted { now, .. }) => {
@@ -149,7 +149,7 @@ where
                     // It may be granted late, after an invalidation that this load is older than: who sees that
                     // lease then must not join.
                     flight.set_ticket(Ticket::NONE);
-                    return self.down(key, name).await;
+                    return self.without_store(key, name, flight).await;
                 }
             };
             held.disarm();
@@ -157,11 +157,21 @@ where
                 Waited::Found(read) => return Ok(read),
                 Waited::Again => {}
                 Waited::Direct => break,
-                Waited::Down => return self.down(key, name).await,
+                Waited::Down => return self.without_store(key, name, flight).await,
                 Waited::Pending => return Err(Error::Busy { retry_after: PENDING_FOR }),
             }
         }
         self.bypass(key, None).await
+    }
+
+    async fn without_store(
+        self: &Arc<Self>,
+        key: &K,
+        name: &str,
+        flight: &Flight<Outcome<V>>,
+    ) -> Outcome<V> {
+        flight.set_fill(Fill::Failed);
+        self.down(key, name).await
     }
 
     /// Waits for who loads it.

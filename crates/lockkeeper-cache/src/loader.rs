@@ -42,6 +42,38 @@ impl<V> From<Option<V>> for Loaded<V> {
 ///
 /// It must read what is committed, from the primary or from a replica that does not lag behind the
 /// invalidations; else give values their [version](Loaded::version).
+///
+/// Loads go on when the read that began them is gone, so they have all that they need themselves: a closure that needs a
+/// pool of connections gives each load a clone of it.
+///
+/// ```
+/// # use std::{collections::HashMap, convert::Infallible, sync::Arc};
+/// use lockkeeper_cache::{Cache, Loaded, Memory};
+///
+/// # #[derive(Clone)]
+/// # struct Pool(Arc<HashMap<u64, String>>);
+/// # impl Pool {
+/// #     async fn query(&self, id: u64) -> Result<Option<String>, Infallible> {
+/// #         Ok(self.0.get(&id).cloned())
+/// #     }
+/// # }
+/// # #[tokio::main]
+/// # async fn main() -> Result<(), lockkeeper_cache::Error> {
+/// # let pool = Pool(Arc::new(HashMap::from([(7, "Ann".to_owned())])));
+/// let loader = move |id: u64| {
+///     let pool = pool.clone();
+///     async move {
+///         let row = pool.query(id).await?; // SELECT name FROM users WHERE id = $1
+///         Ok::<_, Infallible>(Loaded::from(row))
+///     }
+/// };
+/// let names = Cache::builder(Memory::new()).namespace("user").build(loader)?;
+/// assert_eq!(names.get(&7).await?.as_deref().map(String::as_str), Some("Ann"));
+/// # Ok(())
+/// # }
+/// ```
+///
+/// Or it is a type of its own, as in the example `shop`, which can be a [`Database`](crate::Database) as well.
 #[async_trait]
 pub trait Loader<K, V>: Send + Sync {
     /// Loads one.

@@ -11,9 +11,9 @@ use crate::cache::{Cache, Inner, Read, Verdict};
 use crate::entry::Ticket;
 use crate::error::{Error, Result, StoreError};
 use crate::events::Event;
-use crate::flight::{Role, Turn};
+use crate::flight::{Fill, Flight, Role, Turn};
 use crate::freshness::Freshness;
-use crate::load::{PENDING_FOR, Plan};
+use crate::load::{Outcome, PENDING_FOR, Plan};
 use crate::store::Seen;
 
 /// A clock cannot count to any time that a duration can be.
@@ -36,7 +36,8 @@ where
 {
     /// What is cached under a key, in the first level or at the store; `None`: nothing is, or it may be out of date. The
     /// loader is never called, and nothing is refreshed: for those who must not reach the database. That the database has
-    /// nothing may be cached as well, and is then a [`Read`] without a value.
+    /// nothing may be cached as well, and is then a [`Read`] without a value. What a read has just loaded may be on its way to the
+    /// store, and is found a moment later ([`idle`](Self::idle)).
     ///
     /// # Errors
     ///
@@ -73,6 +74,41 @@ where
             }
             Verdict::Pending => Err(Error::Busy { retry_after: PENDING_FOR }),
         }
+    }
+
+    /// Has the value under a key loaded, unless it is cached; returns when the store has it, or has said that it does not take
+    /// it. For who then says that it is done.
+    ///
+    /// # Errors
+    ///
+    /// As for [`read`](Self::read), and [`Error::Store`] when the store does not say whether it has the value.
+    pub(crate) async fn load_into_store(&self, key: &K) -> Result<()> {
+        let (inner, deadline) = (&self.inner, self.inner.deadline());
+        let name = inner.name(key)?;
+        let (turn, owed) = (inner.flights.turn(), inner.debt.has(&name));
+        let seen = match owed {
+            true => Ok(Seen::Down),
+            false => inner.by(deadline, async { Ok(inner.look(&name).await) }).await?,
+        };
+        let seen = (seen.unwrap_or(Seen::Down), owed);
+        let (plan, shown) = match inner.decide(key, &name, Freshness::Any, turn, seen) {
+            Next::Done(done) => return done.map(|_| ()),
+            Next::Bypass => return Ok(()),
+            Next::Get(plan, shown) => (plan, shown),
+        };
+        let flight = inner.flight(key, &name, turn, plan, shown);
+        let loading = async {
+            let waited = inner.settings.timeout;
+            flight.outcome().await.unwrap_or(Err(Error::Timeout { waited }))?;
+            match flight.filled().await {
+                Fill::Failed => {
+                    let source = StoreError::new("store", "it does not answer");
+                    Err(Error::Store { what: "a fill", source })
+                }
+                Fill::Over | Fill::UnderWay => Ok(()),
+            }
+        };
+        inner.by(deadline, loading).await
     }
 
     /// A read for which the first level has nothing.
@@ -193,6 +229,21 @@ where
             Next::Bypass => return self.bypass(key, None).await,
             Next::Get(plan, shown) => (plan, shown),
         };
+        let flight = self.flight(key, name, turn, plan, shown);
+        let waited = self.settings.timeout;
+        let read = flight.outcome().await.unwrap_or(Err(Error::Timeout { waited }))?;
+        self.satisfy(key, freshness, read, flight.is_after(turn)).await
+    }
+
+    /// One that is under way and will do, or a new one.
+    fn flight(
+        self: &Arc<Self>,
+        key: &K,
+        name: &str,
+        turn: Turn,
+        plan: Plan,
+        shown: Option<Ticket>,
+    ) -> Arc<Flight<Outcome<V>>> {
         let role = match plan {
             Plan::Fill { .. } => self.flights.join(name, turn, shown),
             // Apart from those who asked the store: what they get may come from there. No name begins so but those
@@ -200,7 +251,7 @@ where
             Plan::Owed => self.flights.join_direct(&format!("\0{name}"), turn),
             Plan::Direct | Plan::Down => self.flights.join_direct(name, turn),
         };
-        let flight = match role {
+        match role {
             Role::Joined(flight) => {
                 self.stats.joined.add();
                 flight
@@ -209,10 +260,7 @@ where
                 self.start(key.clone(), name, Arc::clone(&flight), plan);
                 flight
             }
-        };
-        let waited = self.settings.timeout;
-        let read = flight.outcome().await.unwrap_or(Err(Error::Timeout { waited }))?;
-        self.satisfy(key, freshness, read, flight.is_after(turn)).await
+        }
     }
 }
 

@@ -52,7 +52,7 @@ counters! {
     stale_hits,
     /// Reads that shared the load of another in this process.
     joined,
-    /// Times that somebody waited for a load in another process.
+    /// Times that somebody waited for a load in another process, or for a fill of this one that was still under way.
     waits,
     /// Calls of the loader.
     loads,

@@ -14,7 +14,12 @@
 //! | [`ttl-only`](ttl_only) | stale | until the value ends | 1 | 0 |
 //! | [`bypass`] | never stale | no | a load | 0 |
 //!
-//! Costs are round trips to the store. `strong` is the default: fill leases, with every write announced. It has none of the
+//! Costs are round trips to the store. What is there only for fill leases ([`lease`](crate::Builder::lease),
+//! [`floor`](crate::Builder::floor), [`keep_last`](crate::Builder::keep_last), [`refresh_after`](crate::Builder::refresh_after),
+//! [`early`](crate::Builder::early), the [first level](crate::FirstLevel)) changes nothing for `update-then-delete`,
+//! `delete-then-update`, `double-delete`, `write-through` and `read-write-lock`: these read with a plain `GET`, and set.
+//!
+//! `strong` is the default: fill leases, with every write announced. It has none of the
 //! anomalies of the others, and needs the store in order to write. Where it must be possible to write without the store, or a
 //! round trip less counts for more than the moment between commit and invalidation, take `fill-lease`.
 

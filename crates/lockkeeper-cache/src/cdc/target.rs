@@ -67,7 +67,7 @@ where
         // `007` is a number, and not the key that was invalidated.
         let key = text.parse::<K>().ok().filter(|key| key.to_string() == text)?;
         let cache = cache.clone();
-        Some(async move { cache.get(&key).await.map(|_| ()) }.boxed())
+        Some(async move { cache.load_into_store(&key).await }.boxed())
     })
 }
 

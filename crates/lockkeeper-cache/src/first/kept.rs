@@ -96,7 +96,8 @@ pub(super) struct Stamp {
 impl Stamp {
     /// Whether a read that asks for this takes it.
     pub(super) fn fits(&self, freshness: Freshness, now: Millis) -> bool {
-        freshness.accepts(self.version, self.made, now)
+        // What a writer was told whose database has no versions: the store has what he wrote, and this may not.
+        freshness != Freshness::AtLeast(0) && freshness.accepts(self.version, self.made, now)
     }
 
     pub(super) fn read<V>(self, value: Option<Arc<V>>, source: Source) -> Read<V> {

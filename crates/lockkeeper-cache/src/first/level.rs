@@ -49,8 +49,8 @@ where
         }
         // Before it is used by anybody: one that hears of nothing must not be there, not even for clones.
         if !inner.store.follow(&format!("{}:", inner.settings.namespace), &changes) {
-            let store = &inner.store;
-            return Err(Error::Config(format!("no first level before {store:?}")));
+            let why = "does not tell of changes: Memory is as near already, and Grouped needs stores that do";
+            return Err(Error::Config(format!("no first level before this store, which {why}")));
         }
         // Who comes second is dropped, and nobody tells it anything any more.
         inner.first.set(Box::new(first)).map_err(|_| already())?;

@@ -58,7 +58,13 @@ where
 
     /// What a flight failed of.
     pub(crate) fn failed(&self, name: &str, error: &Error) {
-        tracing::debug!(key = %name.escape_debug(), %error, "a value could not be had");
+        // Nobody may wait for it: of a value that is loaded anew before it ends no reader is told.
+        let (key, cause) =
+            (name.escape_debug(), std::error::Error::source(error).map(ToString::to_string));
+        match error {
+            Error::Busy { .. } => tracing::debug!(%key, %error, "a value could not be had"),
+            _ => tracing::warn!(%key, cause, "a value could not be had: {error}"),
+        }
         match error {
             Error::Busy { .. } => self.note(name, Event::Busy),
             Error::Load(_) => self.note(name, Event::LoadFailed),

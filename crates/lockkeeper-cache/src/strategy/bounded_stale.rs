@@ -20,7 +20,7 @@
 //! 2. A reader gets the old value.
 //!
 //! [`Freshness::AtLeast`] at [`Table::cache`](super::Table::cache) is for those who must
-//! not. *Lost invalidation* (R4 of the notes) and *failover of the cache* (R8) are as with
+//! not. *Lost invalidation* and *failover of the cache* are as with
 //! [`fill_lease`]: then the value is older than the bound says.
 //!
 //! # When to use it

@@ -11,7 +11,7 @@
 //!
 //! # Known anomaly
 //!
-//! None of the cache. A loader that reads a replica has that replica's lag (R6 of the notes).
+//! None of the cache. A loader that reads a replica has that replica's lag.
 //!
 //! 1. A writer commits to the primary and returns.
 //! 2. A reader loads from a replica that does not have it yet.

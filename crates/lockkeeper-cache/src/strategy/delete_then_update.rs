@@ -11,13 +11,13 @@
 //!
 //! # Known anomaly
 //!
-//! *Refill before the commit* (R2 of the notes): the value stays stale until it ends.
+//! *Refill before the commit*: the value stays stale until it ends.
 //!
 //! 1. A writer deletes the entry.
 //! 2. A reader misses, loads the old value and sets it.
 //! 3. The writer commits the new one and returns.
 //!
-//! *Stale set* (R1): the same, with the set after the commit.
+//! *Stale set*: the same, with the set after the commit.
 //!
 //! # When to use it
 //!

@@ -19,13 +19,13 @@
 //! *Stale until the second delete*, also after the write has returned.
 //!
 //! 1. A writer deletes the entry.
-//! 2. A reader misses, loads the old value and sets it (R2 of the notes; or sets it only after the commit, R1).
+//! 2. A reader misses, loads the old value and sets it, before the commit or after it.
 //! 3. The writer commits and returns. Readers get the old value until the second delete.
 //!
-//! *A reader slower than that* (R1): one that loaded before the commit and sets after the second delete leaves the old
+//! *A reader slower than that*: one that loaded before the commit and sets after the second delete leaves the old
 //! value there until it ends. No time is long enough for a reader that is paused.
 //!
-//! A store that forgets everything forgets the queue (R7); a replica that takes over may not have it (R8).
+//! A store that forgets everything forgets the queue; a replica that takes over may not have it.
 //!
 //! # When to use it
 //!
@@ -73,7 +73,7 @@ impl DoubleDelete {
     {
         let inner = base.inner();
         if inner.store.deletes().is_none() {
-            return Err(Error::Config("double-delete needs a store that keeps deletes".into()));
+            return Err(Error::Config("double-delete needs a store that keeps deletes that are due: Redis, Memory, and not Grouped".into()));
         }
         let runtime = Handle::try_current()
             .map_err(|_| Error::Config("double-delete needs a tokio runtime".into()))?;

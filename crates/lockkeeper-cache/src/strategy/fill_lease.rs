@@ -14,7 +14,7 @@
 //!
 //! *The window*: between the commit and the invalidation, readers get the old value. It is not acknowledged yet.
 //!
-//! *Lost invalidation* (R4 of the notes): a process that dies in that window leaves the old value there until it ends.
+//! *Lost invalidation*: a process that dies in that window leaves the old value there until it ends.
 //!
 //! 1. A reader fills the old value.
 //! 2. A writer commits the new one, and is killed.
@@ -23,7 +23,7 @@
 //! A write that is only dropped, or panics, invalidates in the background. A commit whose outcome is unknown may also
 //! come after the invalidation. [`strong`](super::strong) closes all of these.
 //!
-//! *Failover of the cache* (R8): a replica that takes over without the last invalidations.
+//! *Failover of the cache*: a replica that takes over without the last invalidations.
 //!
 //! # When to use it
 //!

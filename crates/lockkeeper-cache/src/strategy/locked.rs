@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 
 /// The locks that a strategy was given.
 pub(super) fn given(locks: Option<Locks>, to: Strategy) -> Result<Locks> {
-    locks.ok_or_else(|| Error::Config(format!("{to} needs locks")))
+    locks.ok_or_else(|| Error::Config(format!("{to} needs locks: give them with Builder::locks")))
 }
 
 /// The name of a key's lock. Not that of its entry, which may be at the same server.

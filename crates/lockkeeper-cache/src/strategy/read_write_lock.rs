@@ -16,13 +16,13 @@
 //!
 //! # Known anomaly
 //!
-//! *The lock ends while its holder is paused* (R9 of the notes): the value stays stale until it ends.
+//! *The lock ends while its holder is paused*: the value stays stale until it ends.
 //!
 //! 1. A reader has the lock, misses, loads the old value, and is paused before the set.
 //! 2. Its lock ends. A writer takes it, commits, deletes the entry and returns.
 //! 3. The reader wakes up and sets the old value.
 //!
-//! *Lost delete* (R4): a writer that dies between the commit and the delete leaves the old value there until it ends. A
+//! *Lost delete*: a writer that dies between the commit and the delete leaves the old value there until it ends. A
 //! write that is only dropped, or panics, deletes in the background before it lets go of the lock.
 //!
 //! # When to use it

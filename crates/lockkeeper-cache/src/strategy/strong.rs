@@ -14,14 +14,14 @@
 //!
 //! # Known anomaly
 //!
-//! *Announcement too short* (R9 of the notes): a commit that takes longer than the announcement is believed.
+//! *Announcement too short*: a commit that takes longer than the announcement is believed.
 //!
 //! 1. A writer announces, and its commit takes longer than that lasts.
 //! 2. A reader misses, loads the old value and fills it.
 //! 3. The writer commits. Until it settles, readers get the old value.
 //!
-//! The same when the store forgets everything in between (R7), or a replica takes over that never had the announcement
-//! (R8); in that last case also after the write has returned.
+//! The same when the store forgets everything in between, or a replica takes over that never had the announcement
+//!; in that last case also after the write has returned.
 //!
 //! # When to use it
 //!

@@ -30,16 +30,23 @@ use crate::guard::Down;
 use crate::loader::Loaded;
 
 /// What only some strategies need.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Options {
     pub(crate) locks: Option<Locks>,
-    pub(crate) second_delete: Duration,
-    pub(crate) behind: usize,
+    pub(crate) second_delete: Option<Duration>,
+    pub(crate) behind: Option<usize>,
 }
 
-impl Default for Options {
-    fn default() -> Self {
-        Self { locks: None, second_delete: Duration::from_secs(1), behind: 10_000 }
+impl Options {
+    /// The first that was given.
+    pub(crate) fn given(&self) -> Option<&'static str> {
+        let Self { locks, second_delete, behind } = self;
+        let given = [
+            ("locks", locks.is_some()),
+            ("second_delete", second_delete.is_some()),
+            ("behind", behind.is_some()),
+        ];
+        given.into_iter().find_map(|(name, given)| given.then_some(name))
     }
 }
 
@@ -78,6 +85,8 @@ impl Default for Options {
 /// # Ok(())
 /// # }
 /// ```
+///
+/// The example `shop` has a table of PostgreSQL.
 pub struct Table<K, V> {
     shared: Arc<Shared<K, V>>,
 }
@@ -126,23 +135,23 @@ impl Builder {
         Ok(Table { shared: Arc::new(Shared { strategy, base, protocol }) })
     }
 
-    /// Where the locks are that some strategies take.
+    /// Where the locks are that some strategies take. Only for a [`table`](Self::table).
     pub fn locks(mut self, locks: Locks) -> Self {
         self.options.locks = Some(locks);
         self
     }
 
     /// How long after the commit the second delete comes. Longer than a load takes, and a replica of the database lags.
-    /// Default 1 s.
+    /// Default 1 s. Only for a [`table`](Self::table).
     pub fn second_delete(mut self, after: Duration) -> Self {
-        self.options.second_delete = after;
+        self.options.second_delete = Some(after);
         self
     }
 
     /// How many changes may wait for the database in [write-behind](super::write_behind); writers that come then are told
-    /// [`Error::Busy`](crate::Error::Busy). Default 10,000.
+    /// [`Error::Busy`](crate::Error::Busy). Default 10,000. Only for a [`table`](Self::table).
     pub fn behind(mut self, most: usize) -> Self {
-        self.options.behind = most;
+        self.options.behind = Some(most);
         self
     }
 }
@@ -156,16 +165,18 @@ where
     K: Clone + Display + FromStr + Send + Sync + 'static,
     V: Send + Sync + 'static,
 {
+    let second = options.second_delete.unwrap_or(Duration::from_secs(1));
+    let behind = options.behind.unwrap_or(10_000);
     Ok(match strategy {
         Strategy::FillLease => Box::new(FillLease),
         Strategy::Strong => Box::new(Strong),
         Strategy::BoundedStale => Box::new(BoundedStale::new(base)?),
         Strategy::UpdateThenDelete => Box::new(UpdateThenDelete),
         Strategy::DeleteThenUpdate => Box::new(DeleteThenUpdate),
-        Strategy::DoubleDelete => Box::new(DoubleDelete::new(base, options.second_delete)?),
+        Strategy::DoubleDelete => Box::new(DoubleDelete::new(base, second)?),
         Strategy::WriteThrough => Box::new(WriteThrough::new(options.locks)?),
         Strategy::ReadWriteLock => Box::new(ReadWriteLock::new(options.locks)?),
-        Strategy::WriteBehind => Box::new(WriteBehind::new(base, options.locks, options.behind)?),
+        Strategy::WriteBehind => Box::new(WriteBehind::new(base, options.locks, behind)?),
         Strategy::TtlOnly => Box::new(TtlOnly),
         Strategy::Bypass => Box::new(Bypass),
     })
@@ -255,7 +266,11 @@ where
         self.shared.protocol.pending(&self.shared.base).await
     }
 
-    /// Its cache, for what is not a matter of the strategy: statistics, and reads that ask for more.
+    /// Its cache, for what is not a matter of the strategy: statistics, several rows in one [commit](Cache::write), a
+    /// [first level](Cache::with_first_level), and reads that [ask for more](Cache::read).
+    ///
+    /// Those reads are reads of a cache with fill leases, whatever the strategy: they take no locks, and where the table has
+    /// no cache ([bypass](super::bypass)) they fill one that nobody invalidates.
     pub fn cache(&self) -> &Cache<K, V> {
         &self.shared.base.cache
     }

@@ -12,13 +12,13 @@
 //!
 //! # Known anomaly
 //!
-//! *Stale set* (R1 of the notes): the value stays stale until it ends.
+//! *Stale set*: the value stays stale until it ends.
 //!
 //! 1. A reader misses, and loads the old value.
 //! 2. A writer commits the new one, deletes the entry and returns.
 //! 3. The reader sets the old value.
 //!
-//! *Lost delete* (R4): a writer that dies between the commit and the delete leaves the old value there until it ends. In
+//! *Lost delete*: a writer that dies between the commit and the delete leaves the old value there until it ends. In
 //! between, readers get the old value in any case.
 //!
 //! # When to use it

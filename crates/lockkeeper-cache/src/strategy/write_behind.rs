@@ -27,7 +27,7 @@
 //!
 //! *The database is behind*: who reads it directly, or in a transaction, misses the changes that wait.
 //!
-//! *A Redis that loses data* (R7, R8 of the notes) loses writes that were acknowledged.
+//! *A Redis that loses data* loses writes that were acknowledged.
 //!
 //! 1. A writer appends a change and returns.
 //! 2. Redis ends before it has written that to its disk or to the replica that takes over.

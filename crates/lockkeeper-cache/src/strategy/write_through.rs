@@ -16,7 +16,7 @@
 //!
 //! # Known anomaly
 //!
-//! *The lock ends while its holder is paused* (R9 of the notes): the value stays stale until it ends.
+//! *The lock ends while its holder is paused*: the value stays stale until it ends.
 //!
 //! 1. A writer has the lock, commits, finds the lock still there, and is paused before the set.
 //! 2. The lock ends. Another writer takes it, commits, sets and returns.
@@ -25,7 +25,7 @@
 //! It then notices, deletes the entry and returns an error; if it dies first, the value stays. The same when an answer to
 //! a set is lost, and the set is done later.
 //!
-//! *Lost set* (R4): a writer that dies between the commit and the set leaves the old value there until it ends. Between
+//! *Lost set*: a writer that dies between the commit and the set leaves the old value there until it ends. Between
 //! them, readers get the old value in any case.
 //!
 //! # When to use it

@@ -17,7 +17,6 @@ use super::queue::Queued;
 use super::{Rejected, Shared, Tell};
 use crate::entry::Ticket;
 use crate::error::BoxError;
-use crate::freshness::Freshness;
 use crate::load::message;
 use crate::turn::{Right, in_turn};
 
@@ -276,7 +275,7 @@ where
         }
         if self.tell == Tell::Refresh {
             // Loaded, and not set to what was written: if this came late, the database has something newer.
-            if let Err(error) = self.cache.read(key, Freshness::Any).await {
+            if let Err(error) = self.cache.load_into_store(key).await {
                 tracing::warn!(%error, "what was written cannot be loaded, and is tried again");
                 return false;
             }

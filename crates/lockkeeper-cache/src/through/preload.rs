@@ -8,7 +8,6 @@ use tokio::time::{Instant, sleep};
 
 use super::Through;
 use crate::error::{Error, Result};
-use crate::freshness::Freshness;
 
 /// So many are loaded at a time; a cache lets more.
 const AT_ONCE: usize = 16;
@@ -19,7 +18,7 @@ const AT_ONCE: usize = 16;
 pub struct Preloaded {
     /// Keys that are cached now, or that the database has nothing under.
     pub done: u64,
-    /// Keys that could not be loaded.
+    /// Keys that could not be loaded, or that the store did not take.
     pub failed: u64,
 }
 
@@ -59,11 +58,11 @@ where
     async fn load_patiently(&self, key: &K) -> Result<()> {
         let (begun, time) = (Instant::now(), self.shared.inner().settings.timeout);
         loop {
-            match self.shared.cache.read(key, Freshness::Any).await {
+            match self.shared.cache.load_into_store(key).await {
                 Err(Error::Busy { retry_after }) if begun.elapsed() + retry_after < time => {
                     sleep(retry_after).await;
                 }
-                read => return read.map(|_| ()),
+                loaded => return loaded,
             }
         }
     }

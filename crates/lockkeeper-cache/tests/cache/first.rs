@@ -208,6 +208,7 @@ async fn reads_that_want_more_go_on() {
     assert_ne!(source(Freshness::Latest).await, Source::First);
     database.commit();
     assert_eq!(cache.read(&1, Freshness::AtLeast(2)).await.unwrap().version, 2);
+    cache.idle().await;
     assert_eq!(first(&cache).await, 2);
     assert_eq!(source(Freshness::AtLeast(2)).await, Source::First);
     let minute = Freshness::MaxAge(Duration::from_secs(60));

@@ -43,6 +43,7 @@ async fn who_names_a_version_gets_it_or_a_later_one(place: &Place) {
     assert_eq!(client.hit().await, 1, "others have what is there");
     load.go();
     assert_eq!(result(reading).await.unwrap(), (2, Source::Loaded));
+    client.idle().await;
     assert_eq!(client.hit().await, 2);
     // A version that never was.
     let reading = read(&client, Freshness::AtLeast(9));
@@ -110,6 +111,7 @@ async fn who_takes_a_stale_value_gets_it_at_once(place: &Place) {
     let fresh = client.get();
     load.go();
     assert_eq!(value(fresh).await, 2);
+    client.idle().await;
     assert_eq!(result(read(&client, stale)).await.unwrap(), (2, Source::Hit));
     client.no_load();
 }

@@ -119,13 +119,13 @@ impl Store for Quiet {
 async fn builder(server: &Server, fails: &Arc<AtomicBool>) -> Builder {
     let store = Redis::connect_warm(&format!("redis://{}", server.address())).await.unwrap();
     let builder = Cache::builder(Quiet { store, fails: Arc::clone(fails) });
-    builder.timeout(Duration::from_millis(500)).locks(Locks::memory())
+    builder.timeout(Duration::from_millis(500))
 }
 
 async fn table(server: &Server, strategy: Strategy, names: &Names) -> Table<u32, String> {
     let builder = builder(server, &Arc::default()).await.namespace(strategy.name());
     let builder = builder.keep_last(Duration::from_millis(1)).timeout(Duration::from_secs(5));
-    builder.table(strategy, names.clone()).unwrap()
+    builder.locks(Locks::memory()).table(strategy, names.clone()).unwrap()
 }
 
 fn level() -> FirstLevel {
@@ -198,7 +198,8 @@ async fn a_delete_that_fails_is_made_up_for() {
     for strategy in DELETING {
         let (fails, names) = (Arc::<AtomicBool>::default(), Names::default());
         names.set(1, Some("a"));
-        let builder = builder(&server, &fails).await.namespace(strategy.name());
+        let builder =
+            builder(&server, &fails).await.namespace(strategy.name()).locks(Locks::memory());
         let table = builder.table(strategy, names.clone()).unwrap();
         for _ in 0..2 {
             table.read(&1).await.unwrap();
@@ -259,6 +260,7 @@ async fn the_filter_knows_a_key_before_the_commit_and_after_it() {
     for strategy in Strategy::ALL {
         let (filter, names) = (Strict::default(), Names::default());
         let builder = builder(&server, &Arc::default()).await.namespace(strategy.name());
+        let builder = builder.locks(Locks::memory());
         let builder = builder.keep_last(Duration::from_millis(1)).filter(filter.clone());
         let table = builder.table(strategy, names.clone()).unwrap();
         if strategy == Strategy::WriteBehind {
@@ -309,6 +311,7 @@ async fn without_the_store_plain_strategies_do_what_was_chosen() {
         let server = server::redis(&[]).await;
         let names = Names::default();
         let builder = builder(&server, &Arc::default()).await.when_down(Down::Busy);
+        let builder = builder.locks(Locks::memory());
         let table = builder.timeout(Duration::from_secs(5)).table(strategy, names.clone()).unwrap();
         table.read(&1).await.unwrap();
         drop(server);
@@ -323,6 +326,7 @@ async fn tags_find_what_plain_strategies_have_set() {
     for strategy in [Strategy::UpdateThenDelete, Strategy::WriteThrough, Strategy::ReadWriteLock] {
         let names = Names::default();
         let builder = builder(&server, &Arc::default()).await.namespace(strategy.name());
+        let builder = builder.locks(Locks::memory());
         let builder = builder.tags(|_: &u32| vec!["all".to_owned()]);
         let table = builder.table(strategy, names.clone()).unwrap();
         table.write(&1, Some("a".into())).await.unwrap();

@@ -38,6 +38,7 @@ async fn all(cache: &Cache<u32, u64>, keys: u32) -> u64 {
 
 async fn find_all(cache: &Cache<u32, u64>, keys: u32) {
     assert_eq!(all(cache, keys).await, u64::from(keys));
+    cache.idle().await;
     assert_eq!(cache.stats().store_errors, 0);
     for (tag, found) in [("odd-true", keys / 2), ("7", keys / 10), ("none", 0)] {
         let count = soon("invalidated", cache.invalidate_tag(tag)).await.unwrap();

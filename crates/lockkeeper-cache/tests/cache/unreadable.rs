@@ -14,7 +14,9 @@ on_each_store! {
 /// An older program, whose values are texts.
 async fn fill(builder: Builder, keys: &[u32]) {
     let texts = builder.build(async |key: u32| Ok::<_, Error>(Loaded::found(format!("Ada {key}"))));
-    texts.unwrap().get_many(keys).await.unwrap();
+    let texts = texts.unwrap();
+    texts.get_many(keys).await.unwrap();
+    texts.idle().await;
 }
 
 /// The one whose values are numbers.

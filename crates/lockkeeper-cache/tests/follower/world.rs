@@ -327,7 +327,9 @@ impl Shop {
     }
 
     pub(crate) async fn number(&self, id: u64) -> u64 {
-        *soon("a number", self.cache.get(&id)).await.unwrap().unwrap()
+        let number = *soon("a number", self.cache.get(&id)).await.unwrap().unwrap();
+        self.cache.idle().await;
+        number
     }
 
     /// Has this number in the cache, as it is now.

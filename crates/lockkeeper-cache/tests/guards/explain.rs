@@ -141,6 +141,7 @@ async fn what_cannot_be_read_is_told() {
         .build(async |_: u32| Ok::<_, Error>(Loaded::found("x".to_owned())))
         .unwrap();
     text.get(&1).await.unwrap();
+    text.idle().await;
     let connect = async || lockkeeper_cache::Redis::connect(&url).await.unwrap();
     for (schema, read) in [(2, Outlook::Newer), (3, Outlook::Load), (4, Outlook::Load)] {
         let numbers = Cache::builder(connect().await)

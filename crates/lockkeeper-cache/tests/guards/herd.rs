@@ -62,6 +62,7 @@ pub(crate) async fn child(server: &str, database: &str) {
         let found = join_all(gets).await;
         let found: Vec<Arc<(i64, String)>> = found.into_iter().map(Result::unwrap).collect();
         assert!(found.iter().all(|found| found.1 == format!("row {key}")));
+        cache.idle().await;
         let stats = cache.stats();
         let failed =
             stats.store_errors + stats.down_reads - before.store_errors - before.down_reads;

@@ -202,8 +202,17 @@ impl World {
         operation.version = (outcome == Outcome::Ok).then_some(version);
     }
 
-    /// Reads through the table, and writes down what came of it.
+    /// Reads through the table, and writes down what came of it; then waits for its fill. In a task, because it ends when it
+    /// has its value, and not when the fill is let go on.
     pub(crate) async fn read(&self, table: &Table<String, u64>, session: u64, kind: Kind) -> u64 {
+        let (world, reads) = (self.clone(), table.clone());
+        let reading = tokio::spawn(async move { world.read_only(&reads, session, kind).await });
+        let version = reading.await.unwrap();
+        table.cache().idle().await;
+        version
+    }
+
+    async fn read_only(&self, table: &Table<String, u64>, session: u64, kind: Kind) -> u64 {
         let begun = self.begin(session, kind);
         let found = table.read(&KEY.to_owned()).await.unwrap();
         let value = self.shared.row.lock().value(found.version);

@@ -2,6 +2,7 @@
 #![cfg(all(feature = "redis", feature = "postgres", feature = "mysql"))]
 #![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
 
+mod example;
 mod relay;
 mod sql;
 mod tls;

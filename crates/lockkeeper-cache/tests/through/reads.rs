@@ -2,12 +2,14 @@
 
 use std::time::Duration;
 
-use lockkeeper_cache::through::{Reads, Tell};
-use lockkeeper_cache::{Error, FirstLevel, Source};
+use async_trait::async_trait;
+use lockkeeper_cache::through::{Reads, Tell, Through};
+use lockkeeper_cache::{BoxError, Error, FirstLevel, Loaded, Loader, Source};
+use testkit::resp::Raw;
 use testkit::server;
 use testkit::wait::{eventually, soon};
 
-use crate::fake::{Fake, Fault, applied, builder, cache, through, url, write};
+use crate::fake::{Fake, Fault, applied, builder, cache, queue, through, url, write};
 
 #[tokio::test]
 async fn who_reads_only_the_cache_never_reaches_the_database() {
@@ -21,6 +23,7 @@ async fn who_reads_only_the_cache_never_reaches_the_database() {
     assert_eq!((fake.loads(), through.cache().stats().misses), (0, 10));
     through.cache().get(&1).await.unwrap();
     through.cache().get(&2).await.unwrap();
+    through.cache().idle().await;
     let read = through.get(&1).await.unwrap().unwrap();
     assert_eq!((read.source, read.value.as_deref()), (Source::Hit, Some(&"there".to_owned())));
     // That there is nothing is known, too.
@@ -64,7 +67,7 @@ async fn a_look_refreshes_nothing() {
     cache.get(&1).await.unwrap();
     cache.idle().await;
     let made = cache.peek(&1).await.unwrap().unwrap().made;
-    let raw = testkit::resp::Raw::connect(server.address()).await;
+    let raw = Raw::connect(server.address()).await;
     let later = async || {
         let testkit::resp::Reply::Many(time) = raw.ask("TIME").await else { panic!("no time") };
         let testkit::resp::Reply::Text(secs) = &time[0] else { panic!("no time") };
@@ -161,4 +164,44 @@ async fn a_write_is_not_done_before_the_cache_is_told() {
     assert_eq!(fake.history(1), ["new"]);
     consumer.stop().await;
     cache_server.kill();
+}
+
+/// A database whose first load finds the server of the cache out of memory when it is done.
+struct Full {
+    fake: Fake,
+    server: Raw,
+}
+
+#[async_trait]
+impl Loader<u32, String> for Full {
+    async fn load(&self, id: &u32) -> Result<Loaded<String>, BoxError> {
+        if self.fake.loads() == 0 {
+            assert_eq!(self.server.text("CONFIG SET maxmemory 1").await.as_deref(), Some("OK"));
+        }
+        self.fake.load(id).await
+    }
+}
+
+/// Who is told that a write is applied finds it, also when the cache did not take it at first.
+#[tokio::test]
+async fn what_is_applied_is_cached() {
+    let [near, far] = [server::redis(&[]).await, server::redis(&[]).await];
+    let (fake, raw) = (Fake::default(), Raw::connect(near.address()).await);
+    let server = Raw::connect(near.address()).await;
+    let cache = cache(&url(&near)).await.build(Full { fake: fake.clone(), server }).unwrap();
+    let through = Through::builder(queue(&url(&far)).await, cache, fake.clone()).build();
+    let consumer = through.consume();
+    let accepted = write(&through, 1, "a").await;
+    eventually("the fill was refused", async || through.cache().stats().store_errors > 1).await;
+    assert_eq!(through.backlog().await.unwrap().pending, 1);
+    // The same when keys are loaded before anybody asks.
+    let preloaded = through.preload([2], |_| {}).await;
+    assert_eq!((preloaded.done, preloaded.failed), (0, 1));
+    assert_eq!(raw.text("CONFIG SET maxmemory 0").await.as_deref(), Some("OK"));
+    applied(&through, accepted).await;
+    let read = through.get(&1).await.unwrap().unwrap();
+    assert_eq!(read.value.as_deref().map(String::as_str), Some("a"));
+    assert_eq!(through.preload([2], |_| {}).await.done, 1);
+    assert_eq!(through.get(&2).await.unwrap().unwrap().value, None);
+    consumer.stop().await;
 }

@@ -247,8 +247,9 @@ impl Lab {
                 tokio::time::timeout(patience, arrives).await.unwrap_or(Moved::Blocked)
             }
         };
-        if moved == Moved::Blocked {
-            // What was to happen at the moment at which the patience ended happens before the next move.
+        if self.patience.is_some() {
+            // What the move brought about in other tasks, or what was to happen at the moment at which the patience
+            // ended, happens before the next move.
             for _ in 0..SETTLE {
                 tokio::task::yield_now().await;
             }
