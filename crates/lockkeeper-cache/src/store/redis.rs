@@ -102,7 +102,7 @@ pub struct Redis {
 
 impl Redis {
     /// Connects to the servers of a URL: `redis:`, `rediss:`, or either with `+sentinel` or `+cluster`, as
-    /// [`Url`] describes them. Of the options, `prefix` and those of TLS count.
+    /// [`Url`](lockkeeper::Url) describes them. Of the options, `prefix` and those of TLS count.
     ///
     /// ```no_run
     /// # #[tokio::main]

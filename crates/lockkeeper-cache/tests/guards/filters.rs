@@ -12,7 +12,7 @@ use lockkeeper_cache::filter::{Filter, FilterError, Plan, Shape, Verdict, rebuil
 use testkit::nodes::{Cluster, Sentinels, ask};
 use testkit::proxy::{Proxy, Way};
 use testkit::resp::Raw;
-use testkit::server;
+use testkit::server::{self, Server};
 use testkit::wait::{eventually, soon};
 
 use Verdict::{Absent, Maybe, Unknown};
@@ -48,7 +48,10 @@ async fn found_then_rebuilt(filter: &RedisFilter, warm: bool) -> Verdict {
     }
     assert_eq!(look(filter, "old").await, Unknown);
     assert_eq!(look(filter, "made up").await, Unknown);
-    load(filter, &["old", "new"]).await;
+    let mut build = soon("begun", filter.begin(plan().shape)).await.unwrap();
+    assert_eq!(look(filter, "new").await, Unknown, "the old one does not count again");
+    ["old", "new"].iter().for_each(|key| build.add(key.as_bytes()));
+    soon("finished", build.finish()).await.unwrap();
     for (key, verdict) in [("old", Maybe), ("new", Maybe), ("made up", Absent)] {
         assert_eq!(look(filter, key).await, verdict, "{key}");
     }
@@ -243,4 +246,37 @@ async fn lost_answers_do_a_filter_no_harm() {
         built_with_lost_answers(&proxy, &raw, &filter, &writer).await
     })
     .await;
+}
+
+/// Takes a step while the server stands still for longer than any answer is waited for.
+async fn while_it_stands<T>(
+    server: &Server,
+    filter: &RedisFilter,
+    step: impl Future<Output = T> + Send,
+) -> T {
+    server.pause();
+    let others = async {
+        // Each has waited for its answer as long as the step did that began before it.
+        for _ in 0..2 {
+            assert_eq!(look(filter, "old").await, Unknown);
+        }
+        server.resume();
+    };
+    tokio::join!(soon("it is answered", step), others).0
+}
+
+/// As it does for a large filter. What was given up is carried out then, besides what was sent again.
+#[tokio::test]
+async fn a_builder_outlasts_a_server_that_stands_still() {
+    let server = server::redis(&[]).await;
+    let filter = open(&format!("redis://{}", server.address()), false).await;
+    load(&filter, &["old"]).await;
+    let mut build = while_it_stands(&server, &filter, filter.begin(plan().shape)).await.unwrap();
+    insert(&filter, "new").await;
+    build.add(b"old");
+    while_it_stands(&server, &filter, build.keep()).await.unwrap();
+    while_it_stands(&server, &filter, build.finish()).await.unwrap();
+    for (key, verdict) in [("old", Maybe), ("new", Maybe), ("made up", Absent)] {
+        assert_eq!(look(&filter, key).await, verdict, "{key}");
+    }
 }
