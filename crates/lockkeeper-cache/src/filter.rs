@@ -7,7 +7,8 @@
 //! rate that the filter was [sized](Shape) for.
 //!
 //! - [`LocalFilter`] lives in this process.
-//! - [`RedisFilter`](redis::RedisFilter) is a bitmap that all processes share.
+//! - [`RedisFilter`](redis::RedisFilter) is a bitmap that all processes share, beside the entries of
+//!   [`Redis`](crate::Redis).
 //!
 //! Both set the same bits for the same key. A filter is filled by [`rebuild`], the first time as well
 //! as later; meanwhile the old one answers, and what is [inserted](Filter::insert) goes to both. Bits
@@ -16,7 +17,8 @@
 //! # What it promises
 //!
 //! [`Verdict::Absent`] is never said of a key that was inserted or loaded. A filter that is missing,
-//! half loaded, evicted, unreachable or of another size says [`Verdict::Unknown`] of everything.
+//! half loaded, evicted, unreachable, of another size or taken in by another server, as after a fail-over, says
+//! [`Verdict::Unknown`] of everything, until it is rebuilt: do so now and then, and when `unfiltered` grows.
 //! Requests for keys that do not exist reach the database at most at the error rate, for as long as
 //! there are not more keys than the filter was sized for; and besides those of which it could not say
 //! anything. These are counted as `unfiltered`, and held back by the [limit](crate::limit) alone.
@@ -33,8 +35,8 @@
 //!   again after its commit.
 //! - Other processes write, and the filter is a [`LocalFilter`]: it does not hear of them. Use it where
 //!   this process writes alone, or where all writes come to it as events.
-//! - Redis forgets what it acknowledged (a failover to a replica that lags, a crash without AOF).
-//!   [Forget](redis::RedisFilter::forget) the filter after that, and rebuild it.
+//! - Redis forgets what it acknowledged, and was connected to by [`connect_warm`](crate::Redis::connect_warm), which says that this does not
+//!   matter; or it is written to by a process that has not heard for long that it was replaced: see [`redis`].
 //! - The source of a rebuild lags behind the database.
 //!
 //! The hash has a fixed seed, which is public: who wants to can find keys that look as if they exist.

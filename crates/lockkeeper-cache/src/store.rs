@@ -20,6 +20,8 @@ pub use self::grouped::Grouped;
 pub use self::memory::Memory;
 pub use self::positions::{Claim, Positions};
 #[cfg(feature = "redis")]
+pub(crate) use self::redis::Servers;
+#[cfg(feature = "redis")]
 pub use self::redis::{Redis, RedisQueue};
 use crate::entry::{Begun, Entry, Filled, Invalidation, Millis, Settled, Ticket, Value};
 use crate::error::StoreError;

@@ -4,24 +4,39 @@
 //!
 //! | key | what |
 //! | --- | --- |
-//! | `lockkeeper-filter:{NAME}:head` | hash: which slot is used, which is being built and by whom, their sizes, and a stamp that changes with any of that |
-//! | `lockkeeper-filter:{NAME}:a`, `:b` | bitmap: one filter, and one bit more |
-//! | `lockkeeper-filter:{NAME}:upload` | bitmap: what the builder has loaded |
+//! | `{PREFIX}lockkeeper-filter:{NAME}:head` | hash: the server that took the filter in, which slot is used, which is being built and by whom, their sizes, and a stamp that changes with any of that |
+//! | `{PREFIX}lockkeeper-filter:{NAME}:a`, `:b` | bitmap: one filter, and one bit more |
+//! | `{PREFIX}lockkeeper-filter:{NAME}:upload` | bitmap: what the builder has loaded |
 //!
-//! Every process remembers the head. A script sets or looks at bits only if the stamp is still the one
-//! the process knows; else it answers with the new head, and the process asks again. So a swap is one
-//! moment for everybody, and no insert misses a filter that was begun.
+//! The braces around the name are part of the key. Every process remembers the head. A script sets or looks at bits only
+//! if the stamp is still the one the process knows; else it answers with the new head, and the process asks again. So a
+//! swap is one moment for everybody, and no insert misses a filter that was begun.
 //!
 //! The builder collects its keys in memory, uploads the bitmap in pieces, and one script joins it with
-//! what was inserted meanwhile. A builder that says nothing for half a minute is taken for dead.
+//! what was inserted meanwhile. A builder that says nothing for half a minute is taken for dead. Each of its steps can be
+//! sent again, and is for up to 20 s while the server does not answer.
 //!
 //! A filter that was evicted, wiped or begun and not finished is known by its length: it
 //! knows nothing. Nothing expires.
 //!
+//! # What it promises
+//!
+//! A server that is started again with old data, and a replica that takes over, may lack what was inserted last. So the head
+//! names the server on which the filter was begun, as [entries](crate::Redis) do, and on another one it knows nothing, a build goes
+//! no further, and the next one begins at once. Inserts set their bits all the same: a bit too many does no harm.
+//!
 //! # When it breaks
 //!
-//! See the [module above](super). In a cluster the whole filter lies on one node. To begin and to finish
-//! takes the server about a millisecond for each megabyte of the filter, in which it does nothing else.
+//! - See the [module above](super).
+//! - After [`connect_warm`](crate::Redis::connect_warm) what another server has taken in counts: a server that has lost
+//!   inserts says [`Verdict::Absent`] of them. [Forget](RedisFilter::forget) the filter after a fail-over, and rebuild it. All that share a
+//!   filter must connect in the same way: else one finds nothing in what the other has built, and drops it to build anew.
+//! - A process that still writes to a master that was replaced, because it has not heard of that: what it inserts there is lost to
+//!   a filter that is rebuilt at the new one. With sentinels that takes about two seconds, which the time to [settle](super::Plan::settle)
+//!   covers; in a cluster and behind one address as long as the old one answers.
+//! - In a cluster the whole filter lies on one node; it knows nothing after its slot has moved.
+//! - To begin and to finish takes the server about a millisecond for each megabyte of the filter, in which it does nothing
+//!   else.
 //!
 //! # Cost
 //!
@@ -32,42 +47,35 @@ use std::fmt;
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
-use ::redis::aio::ConnectionLike;
-use ::redis::{FromRedisValue, RedisError, Script, ScriptInvocation, Value};
+use ::redis::{Script, Value};
 use async_trait::async_trait;
-use fastbloom::AtomicBloomFilter;
 use lockkeeper::clock::answer_within;
 use parking_lot::RwLock;
 
-use super::local::bitmap;
 use super::{Build, Filter, FilterError, Shape, Verdict};
-use crate::hash::hash;
+use crate::store::Servers;
 
+mod build;
 mod head;
+mod place;
 
+use build::RedisBuild;
 use head::{Answer, Head};
+use place::{Place, failed};
 
-/// How long an answer is waited for, unless told otherwise.
-const PATIENCE: Duration = Duration::from_secs(1);
-
-/// The same for the steps of a builder, which may be large.
-const BUILDING: Duration = Duration::from_secs(20);
-
-/// A builder that says nothing for so long is taken for dead.
-const LEASE: Duration = Duration::from_secs(30);
+/// For so long a look or an insert is waited for at most. One server has a second for each answer; in a cluster a command may be sent on.
+const PATIENCE: Duration = Duration::from_secs(2);
 
 /// So many keys go into one call: a longer one would hold up the server.
 const KEYS_AT_ONCE: usize = 256;
-
-/// So many bytes are uploaded at once.
-const PIECE: usize = 1 << 20;
 
 /// So often a head may change between two tries.
 const TRIES: u32 = 5;
 
 macro_rules! scripts {
     ($($name:ident $file:literal),* $(,)?) => {
-        $(static $name: LazyLock<Script> = LazyLock::new(|| Script::new(include_str!($file)));)*
+        $(static $name: LazyLock<Script> =
+            LazyLock::new(|| Script::new(&[include_str!("lua/head.lua"), include_str!($file)].concat()));)*
     };
 }
 
@@ -80,105 +88,122 @@ scripts! {
     GIVE_UP "lua/give_up.lua",
 }
 
-/// A filter in Redis, by its name; see the [module](self). Clones are the same filter.
+/// A filter in Redis, by its name; see the [module](self). Made by [`Redis::filter`](crate::Redis::filter). Clones are
+/// the same filter.
+///
+/// ```no_run
+/// # #[tokio::main]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use lockkeeper_cache::{Cache, Error, Loaded, Redis};
+///
+/// let store = Redis::connect("redis://localhost").await?;
+/// let known = store.filter("users")?;
+/// let users = Cache::builder(store)
+///     .filter(known)
+///     .build(async |id: u64| Ok::<_, Error>(Loaded::found(id)))?;
+/// # drop(users);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone)]
-pub struct RedisFilter<C> {
-    server: Server<C>,
+pub struct RedisFilter {
+    place: Place,
     /// As it was when it was last heard of.
     head: Arc<RwLock<Head>>,
-    patience: Duration,
 }
 
-impl<C: ConnectionLike + Clone + Send + Sync> RedisFilter<C> {
-    /// The filter of that name, through a connection that is shared and comes back by itself. Sends
-    /// nothing yet.
+impl RedisFilter {
+    /// The filter of that name at the servers of a URL, without a cache there: as
+    /// [`Redis::filter`](crate::Redis::filter) after [`Redis::connect`](crate::Redis::connect).
     ///
     /// # Errors
     ///
-    /// When the name is empty or has braces, which mean something in a cluster.
-    pub fn new(connection: C, name: &str) -> Result<Self, FilterError> {
+    /// When either of them fails.
+    pub async fn connect(url: &str, name: &str) -> Result<Self, FilterError> {
+        let connected = crate::Redis::connect(url).await;
+        connected.map_err(|error| FilterError::Store(error.into()))?.filter(name)
+    }
+
+    pub(crate) fn at(servers: Arc<Servers>, name: &str) -> Result<Self, FilterError> {
         if name.is_empty() {
             return Err(FilterError::Name("it is empty"));
         }
         if name.contains(['{', '}']) {
             return Err(FilterError::Name("it has braces"));
         }
-        let keys = ["head", "a", "b", "upload"]
-            .map(|part| format!("lockkeeper-filter:{{{name}}}:{part}"))
-            .into();
-        let server = Server { connection, keys };
-        Ok(Self { server, head: Arc::default(), patience: PATIENCE })
-    }
-
-    /// How long an answer is waited for: 1 s. Longer: a slow server holds up reads for longer. Shorter:
-    /// made-up keys get through more easily while it is slow, and inserts fail.
-    #[must_use]
-    pub const fn patience(mut self, patience: Duration) -> Self {
-        self.patience = patience;
-        self
+        Ok(Self { place: Place::new(servers, name), head: Arc::default() })
     }
 
     /// Nothing is known any more, in any process, until it was rebuilt; what is being built is given up.
-    /// To be called when keys may be missing, as after a failover.
+    /// To be called when keys may be missing: rows were written and not inserted, or a server has taken over after
+    /// [`connect_warm`](crate::Redis::connect_warm).
     ///
     /// # Errors
     ///
-    /// When the server cannot be reached.
+    /// When the server cannot be reached. It does no harm to ask again.
     pub async fn forget(&self) -> Result<(), FilterError> {
         let mut unlink = ::redis::cmd("UNLINK");
-        unlink.arg(&*self.server.keys);
-        let mut connection = self.server.connection.clone();
-        within(self.patience, unlink.query_async::<i64>(&mut connection)).await?;
-        Ok(())
+        let Place { servers, keys } = &self.place;
+        let unlinked = servers.keyspace.query::<i64>(&keys[0], unlink.arg(&keys[..])).await;
+        unlinked.map(|_| ()).map_err(failed)
     }
 
     /// Runs a script that needs the head, until it knew it.
     async fn with_head(
         &self,
         script: &Script,
-        arguments: impl Fn(&Head, &mut ScriptInvocation<'_>) + Send + Sync,
+        words: impl Fn(&Head) -> Vec<String> + Send + Sync,
     ) -> Result<Vec<u8>, FilterError> {
-        for _ in 0..TRIES {
-            let known = self.head.read().clone();
-            let mut call = script.prepare_invoke();
-            call.arg(&known.stamp);
-            arguments(&known, &mut call);
-            let answer: Value = self.server.call(call, self.patience).await?;
-            match Answer::of(answer)? {
-                Answer::Said(said) => return Ok(said),
-                Answer::Changed(head) => *self.head.write() = head,
+        let asking = async {
+            for _ in 0..TRIES {
+                let known = self.head.read().clone();
+                let words = words(&known);
+                let stamp = std::iter::once(&known.stamp);
+                let words: Vec<&[u8]> = stamp.chain(&words).map(|word| word.as_bytes()).collect();
+                let answer: Value = self.place.call(script, &words).await?;
+                match Answer::of(answer)? {
+                    Answer::Said(said) => return Ok(said),
+                    Answer::Changed(head) => *self.head.write() = head,
+                }
             }
-        }
-        Err(FilterError::Store("the head of the filter changes all the time".into()))
+            Err(FilterError::Store("the head of the filter changes all the time".into()))
+        };
+        let late = || FilterError::Store(format!("no answer within {PATIENCE:?}").into());
+        answer_within(PATIENCE, asking).await.ok_or_else(late)?
     }
 
     async fn look_at(&self, keys: &[&[u8]]) -> Result<Vec<u8>, FilterError> {
-        self.with_head(&LOOK, |head, call| {
+        self.with_head(&LOOK, |head| {
             let shape = head.used();
-            call.arg(shape.map_or(1, Shape::hashes));
-            let all = shape.into_iter().flat_map(|shape| places(shape, keys));
-            all.for_each(|place| {
-                call.arg(place);
-            });
+            let width = shape.map_or(1, Shape::hashes).to_string();
+            let places = shape.into_iter().flat_map(|shape| places(shape, keys));
+            std::iter::once(width).chain(places).collect()
         })
         .await
     }
 }
 
-fn places(shape: Shape, keys: &[&[u8]]) -> Vec<u64> {
-    keys.iter().flat_map(|key| shape.positions(key)).collect()
+fn places(shape: Shape, keys: &[&[u8]]) -> Vec<String> {
+    keys.iter().flat_map(|key| shape.positions(key)).map(|place| place.to_string()).collect()
 }
 
-impl<C> fmt::Debug for RedisFilter<C> {
+/// Never the same twice.
+fn unique() -> String {
+    use std::hash::{BuildHasher, RandomState};
+    let [high, low] = [(); 2].map(|()| RandomState::new().hash_one(std::process::id()));
+    format!("{high:016x}{low:016x}")
+}
+
+impl fmt::Debug for RedisFilter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let shown = &mut f.debug_struct("RedisFilter");
-        shown.field("key", &self.server.keys[0]).field("head", &*self.head.read());
+        shown.field("key", &self.place.keys[0]).field("head", &*self.head.read());
         shown.finish_non_exhaustive()
     }
 }
 
 #[async_trait]
-impl<C: ConnectionLike + Clone + Send + Sync + 'static> Filter for RedisFilter<C> {
+impl Filter for RedisFilter {
     async fn look(&self, keys: &[&[u8]]) -> Vec<Verdict> {
         let mut verdicts = Vec::with_capacity(keys.len());
         for some in keys.chunks(KEYS_AT_ONCE) {
@@ -195,12 +220,9 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> Filter for RedisFilter<C
 
     async fn insert(&self, keys: &[&[u8]]) -> Result<(), FilterError> {
         for some in keys.chunks(KEYS_AT_ONCE) {
-            self.with_head(&INSERT, |head, call| {
+            self.with_head(&INSERT, |head| {
                 let [a, b] = head.written().map(|shape| shape.map_or(vec![], |s| places(s, some)));
-                call.arg(a.len());
-                a.iter().chain(&b).for_each(|place| {
-                    call.arg(place);
-                });
+                std::iter::once(a.len().to_string()).chain(a).chain(b).collect()
             })
             .await?;
         }
@@ -208,120 +230,7 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> Filter for RedisFilter<C
     }
 
     async fn begin(&self, shape: Shape) -> Result<Box<dyn Build>, FilterError> {
-        let builder = unique();
-        let mut call = BEGIN.prepare_invoke();
-        call.arg(&builder).arg(millis(LEASE)).arg(unique()).arg(head::written(shape));
-        let left: u64 = self.server.call(call, BUILDING).await?;
-        if left > 0 {
-            return Err(FilterError::Busy { left: Duration::from_millis(left) });
-        }
-        let (server, filter) = (self.server.clone(), shape.empty());
-        Ok(Box::new(RedisBuild { server, builder, filter, done: false }))
-    }
-}
-
-/// The server, and the keys of one filter.
-#[derive(Clone)]
-struct Server<C> {
-    connection: C,
-    keys: Arc<[String]>,
-}
-
-impl<C: ConnectionLike + Clone + Send + Sync> Server<C> {
-    async fn call<T: FromRedisValue + Send>(
-        &self,
-        mut call: ScriptInvocation<'_>,
-        patience: Duration,
-    ) -> Result<T, FilterError> {
-        call.key(&*self.keys);
-        let mut connection = self.connection.clone();
-        within(patience, call.invoke_async(&mut connection)).await
-    }
-}
-
-async fn within<T: Send>(
-    patience: Duration,
-    answer: impl Future<Output = Result<T, RedisError>> + Send,
-) -> Result<T, FilterError> {
-    let late = || FilterError::Store(format!("no answer within {patience:?}").into());
-    let answer = answer_within(patience, answer).await.ok_or_else(late)?;
-    answer.map_err(|error| FilterError::Store(error.into()))
-}
-
-fn millis(duration: Duration) -> u64 {
-    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
-}
-
-/// Never the same twice.
-fn unique() -> String {
-    use std::hash::{BuildHasher, RandomState};
-    let [high, low] = [(); 2].map(|()| RandomState::new().hash_one(std::process::id()));
-    format!("{high:016x}{low:016x}")
-}
-
-struct RedisBuild<C: ConnectionLike + Clone + Send + Sync + 'static> {
-    server: Server<C>,
-    builder: String,
-    filter: AtomicBloomFilter,
-    done: bool,
-}
-
-impl<C: ConnectionLike + Clone + Send + Sync + 'static> RedisBuild<C> {
-    /// Uploads a piece, or merely says that it goes on.
-    async fn upload(&self, before: usize, piece: &[u8]) -> Result<(), FilterError> {
-        let mut call = KEEP.prepare_invoke();
-        call.arg(&self.builder).arg(millis(LEASE)).arg(before).arg(piece);
-        self.server.call(call, BUILDING).await.and_then(still_there)
-    }
-}
-
-fn still_there(there: bool) -> Result<(), FilterError> {
-    if there { Ok(()) } else { Err(FilterError::Gone) }
-}
-
-impl<C: ConnectionLike + Clone + Send + Sync + 'static> fmt::Debug for RedisBuild<C> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RedisBuild").field("builder", &self.builder).finish_non_exhaustive()
-    }
-}
-
-#[async_trait]
-impl<C: ConnectionLike + Clone + Send + Sync + 'static> Build for RedisBuild<C> {
-    fn add(&mut self, key: &[u8]) {
-        self.filter.insert_hash(hash(key));
-    }
-
-    async fn keep(&mut self) -> Result<(), FilterError> {
-        self.upload(0, &[]).await
-    }
-
-    async fn finish(mut self: Box<Self>) -> Result<(), FilterError> {
-        let bytes: Vec<u8> = bitmap(&self.filter).collect();
-        for (number, piece) in bytes.chunks(PIECE).enumerate() {
-            self.upload(number * PIECE, piece).await?;
-        }
-        let mut call = FINISH.prepare_invoke();
-        call.arg(&self.builder).arg(unique());
-        self.server.call(call, BUILDING).await.and_then(still_there)?;
-        self.done = true;
-        Ok(())
-    }
-}
-
-/// Makes room for another builder at once, if there is somebody to do it.
-impl<C: ConnectionLike + Clone + Send + Sync + 'static> Drop for RedisBuild<C> {
-    fn drop(&mut self) {
-        let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
-        if self.done {
-            return;
-        }
-        let (server, builder) = (self.server.clone(), std::mem::take(&mut self.builder));
-        runtime.spawn(async move {
-            let mut call = GIVE_UP.prepare_invoke();
-            call.arg(builder).arg(unique());
-            // If it fails, the lease ends by itself.
-            let _: Result<i64, _> = server.call(call, PATIENCE).await;
-        });
+        Ok(Box::new(RedisBuild::begin(self.place.clone(), shape).await?))
     }
 }
 

@@ -5,6 +5,7 @@ mod deletes;
 mod list;
 mod positions;
 mod queue;
+mod servers;
 
 use std::fmt;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -14,15 +15,17 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::{Buf, Bytes};
 use futures_util::future::join_all;
-use lockkeeper::Url;
-use lockkeeper::backend::redis::keyspace::{Follower, Keyspace};
+use lockkeeper::backend::redis::keyspace::Follower;
 use lockkeeper::clock::Instant;
 use redis::{Cmd, FromRedisValue, Script, Value as Reply};
 
 pub use self::queue::RedisQueue;
+pub(crate) use self::servers::Servers;
 use super::{Changes, Cursor, Deletes, Page, Positions, Result, Seen, Store, millis};
 use crate::entry::{Begun, Entry, Filled, Invalidation, Lease, Millis, Settled, Ticket, Value};
 use crate::error::StoreError;
+use crate::filter::FilterError;
+use crate::filter::redis::RedisFilter;
 use crate::first::Watch;
 
 macro_rules! lua {
@@ -67,9 +70,6 @@ scripts! {
     UPDATE = lua!("invalidate_one.lua"), lua!("update.lua");
 }
 
-/// What all write who do not care which server they write to.
-const NOBODY: u64 = 0;
-
 /// Entries in Redis, shared by all processes that use the same servers.
 ///
 /// # How it works
@@ -95,16 +95,14 @@ const NOBODY: u64 = 0;
 /// One round trip for each step on one connection for all, and another connection that listens; one more round trip,
 /// every five seconds, for `INFO`. 83 bytes for each value besides its key.
 pub struct Redis {
-    servers: Keyspace,
-    /// Whether what another server has written counts.
-    warm: bool,
+    servers: Arc<Servers>,
     /// What to add to our clock to get the server's, at most.
     ahead_ms: AtomicI64,
 }
 
 impl Redis {
     /// Connects to the servers of a URL: `redis:`, `rediss:`, or either with `+sentinel` or `+cluster`, as
-    /// [`Url`] describes them. Of the options, `prefix` and those of TLS count.
+    /// [`Url`](lockkeeper::Url) describes them. Of the options, `prefix` and those of TLS count.
     ///
     /// ```no_run
     /// # #[tokio::main]
@@ -139,33 +137,35 @@ impl Redis {
     }
 
     async fn open(url: &str, warm: bool) -> Result<Self> {
-        let url: Url = url.parse().map_err(failed)?;
-        let servers = Keyspace::connect(&url).await.map_err(failed)?;
-        let store = Self { servers, warm, ahead_ms: AtomicI64::new(0) };
+        let servers = Arc::new(Servers::connect(url, warm).await.map_err(failed)?);
+        let store = Self { servers, ahead_ms: AtomicI64::new(0) };
         let sent = local_ms();
         let ((secs, micros), _): ((u64, u64), _) = store.query("", &redis::cmd("TIME")).await?;
         store.set_clock(secs * 1000 + micros / 1000, sent);
         Ok(store)
     }
 
-    /// An answer, and the server that gave it; [`NOBODY`] where it does not matter.
-    async fn ask<T: FromRedisValue>(
-        &self,
-        key: &str,
-        command: &Cmd,
-    ) -> lockkeeper::Result<(T, u64)> {
-        match self.warm {
-            true => self.servers.query(key, command).await.map(|answer| (answer, NOBODY)),
-            false => self.servers.query_signed(key, command).await,
-        }
+    /// The filter of that name at the same servers, through the same connections, for
+    /// [`Builder::filter`](crate::Builder::filter). Sends nothing yet.
+    ///
+    /// It names the server that took it in, as entries do: after a fail-over, or a restart with old data, it knows nothing
+    /// until it was [rebuilt](crate::filter::rebuild). After [`connect_warm`](Self::connect_warm) it
+    /// goes on with what the server has, and says [`Absent`](crate::filter::Verdict::Absent) of what was
+    /// inserted last and is not there.
+    ///
+    /// # Errors
+    ///
+    /// When the name is empty or has braces, which mean something in a cluster.
+    pub fn filter(&self, name: &str) -> std::result::Result<RedisFilter, FilterError> {
+        RedisFilter::at(Arc::clone(&self.servers), name)
     }
 
     async fn query<T: FromRedisValue>(&self, key: &str, command: &Cmd) -> Result<(T, u64)> {
-        self.ask(key, command).await.map_err(failed)
+        self.servers.ask(key, command).await.map_err(failed)
     }
 
     fn key(&self, key: &str) -> String {
-        format!("{}{key}", self.servers.prefix())
+        self.servers.key(key)
     }
 
     /// Learns the server's time from an answer to what was sent then.
@@ -176,14 +176,7 @@ impl Redis {
     /// Runs a script on keys that are in one place. Its answer begins with the time.
     async fn run(&self, script: &Script, keys: &[&str], args: &[&[u8]]) -> Result<Vec<Reply>> {
         let sent = local_ms();
-        let reply: Vec<Reply> = match self.warm {
-            true => {
-                let nobody = NOBODY.to_be_bytes();
-                let args = [args, &[&nobody]].concat();
-                self.servers.run(script, keys, &args).await.map_err(failed)?
-            }
-            false => self.servers.run_signed(script, keys, args).await.map_err(failed)?,
-        };
+        let reply: Vec<Reply> = self.servers.run(script, keys, args).await.map_err(failed)?;
         let Some(Reply::Int(now)) = reply.first() else { return Err(strange(&reply)) };
         self.set_clock(now.cast_unsigned(), sent);
         Ok(reply)
@@ -240,7 +233,7 @@ impl Redis {
     fn parts<'a>(&self, keys: &'a [String]) -> Vec<(Vec<usize>, Vec<&'a str>)> {
         let mut parts: indexmap::IndexMap<u16, (Vec<usize>, Vec<&'a str>)> = Default::default();
         for (at, key) in keys.iter().enumerate() {
-            let part = parts.entry(self.servers.place(key)).or_default();
+            let part = parts.entry(self.servers.keyspace.place(key)).or_default();
             part.0.push(at);
             part.1.push(key);
         }
@@ -305,7 +298,7 @@ impl Store for Redis {
 
     async fn get_one(&self, key: &str) -> Result<Seen> {
         let prefixed;
-        let key = match self.servers.prefix() {
+        let key = match self.servers.keyspace.prefix() {
             "" => key,
             _ => {
                 prefixed = self.key(key);
@@ -313,7 +306,7 @@ impl Store for Redis {
             }
         };
         let mut get = redis::cmd("GET");
-        match self.ask::<Option<Vec<u8>>>(key, get.arg(key)).await {
+        match self.servers.ask::<Option<Vec<u8>>>(key, get.arg(key)).await {
             Ok((bytes, by)) => Ok(seen(bytes, by)),
             // Of this key it says nothing, and of the server not that it is down.
             Err(error) if is_of_others(&error) => Ok(Seen::Unreadable),
@@ -322,7 +315,7 @@ impl Store for Redis {
     }
 
     fn answers_within(&self) -> Option<Duration> {
-        self.servers.answers_within()
+        self.servers.keyspace.answers_within()
     }
 
     async fn begin(
@@ -393,7 +386,7 @@ impl Store for Redis {
 
     fn changes(&self) -> Option<&dyn Changes> {
         // What waits for the database must count after a fail-over, too.
-        self.warm.then_some(self as &dyn Changes)
+        self.servers.warm.then_some(self as &dyn Changes)
     }
 
     fn deletes(&self) -> Option<&dyn Deletes> {
@@ -402,7 +395,7 @@ impl Store for Redis {
 
     fn positions(&self) -> Option<&dyn Positions> {
         // An invalidation that a fail-over has lost would be undone there, and the position be past it.
-        (!self.warm).then_some(self as &dyn Positions)
+        (!self.servers.warm).then_some(self as &dyn Positions)
     }
 
     async fn update(
@@ -436,7 +429,7 @@ impl Store for Redis {
     }
 
     async fn list(&self, prefix: &str, from: Cursor) -> Result<Page> {
-        list::keys(&self.servers, prefix, from).await
+        list::keys(&self.servers.keyspace, prefix, from).await
     }
 
     async fn tag(&self, key: &str, tags: &[&str], time: Duration) -> Result<()> {
@@ -444,12 +437,13 @@ impl Store for Redis {
     }
 
     async fn tagged(&self, tag: &str, from: Cursor) -> Result<Page> {
-        list::members(&self.servers, &self.key(tag), from).await
+        list::members(&self.servers.keyspace, &self.key(tag), from).await
     }
 
     fn follow(&self, prefix: &str, changes: &Arc<Watch>) -> bool {
-        let ear = Ear { prefix: self.servers.prefix().len(), changes: Arc::downgrade(changes) };
-        self.servers.follow(&self.key(prefix), changes.interval(), ear);
+        let servers = &self.servers.keyspace;
+        let ear = Ear { prefix: servers.prefix().len(), changes: Arc::downgrade(changes) };
+        servers.follow(&self.key(prefix), changes.interval(), ear);
         true
     }
 }

@@ -7,6 +7,7 @@ mod avalanche;
 mod broken;
 mod bucket;
 mod explain;
+mod filters;
 #[path = "../cache/harness.rs"]
 #[allow(
     dead_code,

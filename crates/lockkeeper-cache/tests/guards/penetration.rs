@@ -19,7 +19,6 @@ use lockkeeper_cache::{
     Stats, Strategy,
 };
 use parking_lot::Mutex;
-use redis::aio::MultiplexedConnection;
 use testkit::server::Server;
 use testkit::wait::{CASE, eventually, soon, within};
 
@@ -391,10 +390,8 @@ async fn unknown_keys_reach_the_database_at_the_error_rate_with_a_shared_filter(
 }
 
 /// A filter at this server, as it is by default.
-async fn shared(server: &Server) -> RedisFilter<MultiplexedConnection> {
-    let client = redis::Client::open(format!("redis://{}/", server.address())).unwrap();
-    let connection = client.get_multiplexed_async_connection().await.unwrap();
-    RedisFilter::new(connection, "keys").unwrap()
+async fn shared(server: &Server) -> RedisFilter {
+    RedisFilter::connect(&format!("redis://{}", server.address()), "keys").await.unwrap()
 }
 
 /// Then there is only the limit.

@@ -1,12 +1,12 @@
 -- Adds what was uploaded to what was inserted meanwhile, and puts that in the place of the filter that
 -- is used.
--- KEYS: 1 head  2 slot a  3 slot b  4 upload (same hash slot)
 -- ARGV: 1 builder  2 new stamp
--- Returns: 1 done, by this call or an earlier one | 0 what was built is gone
-local head, slots, upload = KEYS[1], { a = KEYS[2], b = KEYS[3] }, KEYS[4]
+-- Returns: 1 done, by this call or an earlier one | 0 what was built is gone, or another server has taken it in
 local builder, stamp = ARGV[1], ARGV[2]
 
-if redis.call('HGET', head, 'stamp') == stamp then return 1 end
+if not ours then return 0 end
+-- Also when somebody else has begun since.
+if redis.call('HGET', head, 'finished') == builder then return 1 end
 if redis.call('HGET', head, 'builder') ~= builder then return 0 end
 local built = redis.call('HGET', head, 'built')
 local old = built == 'a' and 'b' or 'a'
@@ -16,10 +16,7 @@ redis.call('UNLINK', slots[whole and old or built])
 redis.call('HDEL', head, whole and old or built)
 if whole then
   redis.call('BITOP', 'OR', slots[built], slots[built], upload)
-  redis.call('HSET', head, 'used', built)
-else
-  -- Another than was asked for, by which a repeated call would know that it was done.
-  stamp = stamp .. '!'
+  redis.call('HSET', head, 'used', built, 'finished', builder)
 end
 redis.call('UNLINK', upload)
 redis.call('HDEL', head, 'built', 'builder', 'until')

@@ -1,8 +1,6 @@
--- Drops what was being built.
--- KEYS: 1 head  2 slot a  3 slot b  4 upload (same hash slot)
+-- Drops what was being built, whichever server has taken it in.
 -- ARGV: 1 builder  2 new stamp
 -- Returns: 1 dropped | 0 it was not there, or is somebody else's by now
-local head, slots, upload = KEYS[1], { a = KEYS[2], b = KEYS[3] }, KEYS[4]
 local builder, stamp = ARGV[1], ARGV[2]
 
 if redis.call('HGET', head, 'builder') ~= builder then return 0 end

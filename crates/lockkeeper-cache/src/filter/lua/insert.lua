@@ -1,9 +1,8 @@
--- Sets bits in the filter that is used and in the one that is being built.
--- KEYS: 1 head  2 slot a  3 slot b  4 not used (same hash slot)
+-- Sets bits in the filter that is used and in the one that is being built. Whichever server has taken them in:
+-- a bit too many does no harm, and who calls may be the one who has not heard yet which server this is.
 -- ARGV: 1 the stamp of the head that the caller knows  2 how many of the positions are for slot a
 --       3.. the positions for slot a, then those for slot b
 -- Returns: 'ok'; or, when the head has changed, the head as it is and nothing was done
-local head, slots = KEYS[1], { a = KEYS[2], b = KEYS[3] }
 local stamp, of_a = ARGV[1], tonumber(ARGV[2])
 local first = 3
 

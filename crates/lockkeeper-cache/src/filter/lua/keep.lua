@@ -1,11 +1,9 @@
 -- Goes on building: adds to what is uploaded, if anything is given.
--- KEYS: 1 head  2 slot a  3 slot b  4 upload (same hash slot)
 -- ARGV: 1 builder  2 ms until he is taken for dead  3 bytes that were uploaded before  4 more bytes
--- Returns: 1 | 0 what was built is gone
-local head, slots, upload = KEYS[1], { a = KEYS[2], b = KEYS[3] }, KEYS[4]
+-- Returns: 1 | 0 what was built is gone, or another server has taken it in
 local builder, lease, before, more = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
 
-if redis.call('HGET', head, 'builder') ~= builder then return 0 end
+if not ours or redis.call('HGET', head, 'builder') ~= builder then return 0 end
 if redis.call('EXISTS', slots[redis.call('HGET', head, 'built')]) == 0 then return 0 end
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)

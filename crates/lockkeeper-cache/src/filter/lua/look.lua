@@ -1,12 +1,11 @@
 -- Says of keys whether all their bits are set in the filter that is used.
--- KEYS: 1 head  2 slot a  3 slot b  4 not used (same hash slot)
 -- ARGV: 1 the stamp of the head that the caller knows  2 bits of a key  3.. their positions
 -- Returns: a digit for each key, 1 maybe | 0 absent; '' if nothing is known; or, when the head has
 --          changed, the head as it is: stamp, used, built, shape of a, shape of b
-local head, slots = KEYS[1], { a = KEYS[2], b = KEYS[3] }
 local stamp, width = ARGV[1], tonumber(ARGV[2])
 local first = 3
 
+if not ours then return '' end
 local known = redis.call('HMGET', head, 'stamp', 'used', 'built', 'a', 'b')
 for at = 1, 5 do known[at] = known[at] or '' end
 if known[1] ~= stamp then return known end

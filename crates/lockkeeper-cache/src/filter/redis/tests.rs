@@ -1,28 +1,21 @@
 use std::convert::Infallible;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use ::redis::aio::MultiplexedConnection;
-use ::redis::cmd;
+use ::redis::{FromRedisValue, cmd};
 use futures_util::{Stream, StreamExt, stream};
 use lockkeeper::clock::Instant;
 use testkit::server::{self, Server as Process};
 use testkit::wait::{eventually, soon};
 
+use super::build::LEASE;
 use super::*;
 use crate::filter::{LocalFilter, Plan, rebuild};
 
 const NONE: [u32; 0] = [];
 
-type Redis = RedisFilter<MultiplexedConnection>;
-
-async fn connect(server: &Process) -> MultiplexedConnection {
-    let client = ::redis::Client::open(format!("redis://{}/", server.address())).unwrap();
-    client.get_multiplexed_async_connection().await.unwrap()
-}
-
 /// Another process, which knows nothing yet.
-async fn client(server: &Process) -> Redis {
-    RedisFilter::new(connect(server).await, "users").unwrap()
+async fn client(server: &Process) -> RedisFilter {
+    RedisFilter::connect(&format!("redis://{}", server.address()), "users").await.unwrap()
 }
 
 fn plan(keys: u64) -> Plan {
@@ -33,13 +26,13 @@ fn users(ids: std::ops::Range<u32>) -> impl Stream<Item = Result<String, Infalli
     stream::iter(ids.map(|id| Ok(format!("user:{id}"))))
 }
 
-async fn load(filter: &Redis, ids: std::ops::Range<u32>) {
+async fn load(filter: &RedisFilter, ids: std::ops::Range<u32>) {
     let source = || users(ids);
     rebuild(filter, plan(1000), source, |_| {}).await.unwrap();
 }
 
 /// Those of them that are absent.
-async fn absent(filter: &Redis, ids: impl IntoIterator<Item = u32>) -> Vec<u32> {
+async fn absent(filter: &RedisFilter, ids: impl IntoIterator<Item = u32>) -> Vec<u32> {
     let ids: Vec<_> = ids.into_iter().collect();
     let names: Vec<_> = ids.iter().map(|id| format!("user:{id}")).collect();
     let keys: Vec<_> = names.iter().map(String::as_bytes).collect();
@@ -50,15 +43,14 @@ async fn absent(filter: &Redis, ids: impl IntoIterator<Item = u32>) -> Vec<u32> 
 }
 
 async fn ask<T: FromRedisValue + Send>(
-    filter: &Redis,
+    filter: &RedisFilter,
     command: &str,
     key: usize,
     words: &[&str],
 ) -> T {
-    let mut connection = filter.server.connection.clone();
-    let mut command = cmd(command);
-    command.arg(&filter.server.keys[key]).arg(words);
-    command.query_async(&mut connection).await.unwrap()
+    let (mut command, Place { servers, keys }) = (cmd(command), &filter.place);
+    command.arg(&keys[key]).arg(words);
+    servers.keyspace.query(&keys[key], &command).await.unwrap()
 }
 
 #[tokio::test]
@@ -187,8 +179,7 @@ async fn one_that_was_evicted_says_maybe_and_does_not_come_back_empty() {
         assert!(!ask::<bool>(&filter, "EXISTS", key, &[]).await, "made anew by an insert");
     }
     load(&filter, 0..10).await;
-    let mut connection = connect(&server).await;
-    cmd("FLUSHALL").exec_async(&mut connection).await.unwrap();
+    testkit::nodes::ask(server.address(), "FLUSHALL").await;
     assert_eq!(absent(&filter, 10..20).await, NONE);
 }
 
@@ -231,12 +222,14 @@ async fn what_is_evicted_while_it_is_built_is_noticed() {
         }
         let _: i64 = ask(&filter, "DEL", key, &[]).await;
         for _ in 0..2 {
-            assert_eq!(finish(&build, "stamp").await, 0, "also when it is asked again");
+            let gone = build.swap().await;
+            assert!(matches!(gone, Err(FilterError::Gone)), "also when it is asked again");
         }
         assert_eq!(absent(&filter, [5, 12]).await, [12], "the old one stays");
     }
 }
 
+/// Because an answer was lost: also when the first request was only late, and somebody else goes on already.
 #[tokio::test]
 async fn steps_can_be_sent_again() {
     let server = server::redis(&[]).await;
@@ -244,49 +237,104 @@ async fn steps_can_be_sent_again() {
     let shape = Shape::of(64 * 4, 3).unwrap();
     let build = begun(&filter, shape).await;
     filter.insert(&[b"user:1"]).await.unwrap();
-    let mut call = BEGIN.prepare_invoke();
-    call.arg(&build.builder).arg(1000).arg("again").arg(head::written(shape));
-    assert_eq!(filter.server.call::<i64>(call, PATIENCE).await.unwrap(), 0);
+    begin_again(&build, shape).await;
     for _ in 0..2 {
         build.upload(0, &[0; 16]).await.unwrap();
     }
     for _ in 0..2 {
         build.upload(16, &[0; 16]).await.unwrap();
     }
+    let late = build.upload(0, &[0; 16]).await;
+    assert!(matches!(late, Err(FilterError::Gone)), "nothing is uploaded twice: {late:?}");
     for _ in 0..2 {
-        assert_eq!(finish(&build, "stamp").await, 1);
+        build.swap().await.unwrap();
     }
     assert_eq!(absent(&filter, [1, 2]).await, [2]);
+    begin_again(&build, shape).await;
+    assert!(!ask::<bool>(&filter, "HEXISTS", 0, &["built"]).await, "it is over");
+    let other = begun(&filter, shape).await;
+    build.swap().await.unwrap();
+    begin_again(&build, shape).await;
+    other.upload(0, &[0; 32]).await.unwrap();
+    other.swap().await.unwrap();
+    assert_eq!(absent(&filter, [1, 2]).await, [1, 2], "the other one has none of them");
+}
+
+async fn begin_again(build: &RedisBuild, shape: Shape) {
+    let (builder, shape) = (build.builder.as_bytes(), head::written(shape));
+    let words = [builder, b"1000", b"again", shape.as_bytes()];
+    assert_eq!(build.place.call::<i64>(&BEGIN, &words).await.unwrap(), 0);
 }
 
 /// A build of which the test does every step.
-async fn begun(filter: &Redis, shape: Shape) -> RedisBuild<MultiplexedConnection> {
+async fn begun(filter: &RedisFilter, shape: Shape) -> RedisBuild {
     // An earlier one may still be on its way out.
     let _: i64 = ask(filter, "HDEL", 0, &["builder"]).await;
-    let builder = unique();
-    let mut call = BEGIN.prepare_invoke();
-    call.arg(&builder).arg(millis(LEASE)).arg(unique()).arg(head::written(shape));
-    assert_eq!(filter.server.call::<i64>(call, PATIENCE).await.unwrap(), 0);
+    let mut build = RedisBuild::begin(filter.place.clone(), shape).await.unwrap();
     // As if it were done: nothing happens when it is dropped.
-    RedisBuild { server: filter.server.clone(), builder, filter: shape.empty(), done: true }
+    build.done = true;
+    build
 }
 
-async fn finish(build: &RedisBuild<MultiplexedConnection>, stamp: &str) -> i64 {
-    let mut call = FINISH.prepare_invoke();
-    call.arg(&build.builder).arg(stamp);
-    build.server.call(call, PATIENCE).await.unwrap()
+/// As if another server had taken in what is there.
+async fn of_another_server(filter: &RedisFilter) {
+    let _: i64 = ask(filter, "HSET", 0, &["by", "another!"]).await;
+}
+
+#[tokio::test]
+async fn what_another_server_has_taken_in_is_not_known_and_goes_no_further() {
+    let server = server::redis(&[]).await;
+    let (filter, shape) = (client(&server).await, Shape::of(64 * 4, 3).unwrap());
+    load(&filter, 0..10).await;
+    assert_eq!(absent(&filter, 10..20).await.len(), 10);
+    of_another_server(&filter).await;
+    assert_eq!(absent(&filter, 10..20).await, NONE);
+
+    // One that was begun there, with all that it had uploaded.
+    let build = begun(&filter, shape).await;
+    build.upload(0, &[0; 32]).await.unwrap();
+    of_another_server(&filter).await;
+    for _ in 0..2 {
+        let more = build.upload(0, &[]).await;
+        assert!(matches!(more, Err(FilterError::Gone)), "{more:?}");
+        let swapped = build.swap().await;
+        assert!(matches!(swapped, Err(FilterError::Gone)), "{swapped:?}");
+    }
+    // Nobody waits for it.
+    let mut next = filter.begin(plan(100).shape).await.unwrap();
+    next.add(b"user:1");
+    assert_eq!(absent(&filter, 0..20).await, NONE, "nothing of the old one is there");
+    filter.insert(&[b"user:2"]).await.unwrap();
+    next.finish().await.unwrap();
+    assert_eq!(absent(&filter, 0..4).await, [0, 3]);
+}
+
+/// Whoever has not heard yet which server it is must not lose what he inserts.
+#[tokio::test]
+async fn what_is_inserted_is_there_whichever_server_it_was_meant_for() {
+    let server = server::redis(&[]).await;
+    let filter = client(&server).await;
+    load(&filter, 0..10).await;
+    let by: Vec<u8> = ask(&filter, "HGET", 0, &["by"]).await;
+    of_another_server(&filter).await;
+    filter.insert(&[b"user:12"]).await.unwrap();
+    let Place { servers, keys } = &filter.place;
+    let mut back = cmd("HSET");
+    back.arg(&keys[0]).arg("by").arg(by);
+    servers.keyspace.query::<i64>(&keys[0], &back).await.unwrap();
+    assert_eq!(absent(&filter, [12, 13]).await, [13]);
 }
 
 #[tokio::test]
 async fn a_server_that_is_slow_or_down_makes_it_say_maybe_in_time() {
     let mut server = server::redis(&[]).await;
-    let filter = client(&server).await.patience(Duration::from_millis(300));
+    let filter = client(&server).await;
     load(&filter, 0..10).await;
     assert_eq!(absent(&filter, [12]).await, [12]);
     server.pause();
     let since = Instant::now();
     assert_eq!(absent(&filter, [12]).await, NONE);
-    assert!(Instant::now().since(since) >= Duration::from_millis(300));
+    assert!(Instant::now().since(since) >= Duration::from_millis(900));
     assert!(filter.insert(&[b"user:12"]).await.is_err());
     server.resume();
     eventually("it answers", || async { !absent(&filter, [13]).await.is_empty() }).await;
@@ -304,7 +352,7 @@ async fn a_foreign_value_is_an_error_and_maybe() {
     assert!(filter.insert(&[b"user:1"]).await.is_err());
     assert!(matches!(filter.begin(plan(1).shape).await, Err(FilterError::Store(_))));
     for name in ["", "a{b", "}"] {
-        let odd = RedisFilter::new(connect(&server).await, name);
+        let odd = RedisFilter::connect(&format!("redis://{}", server.address()), name).await;
         assert!(matches!(odd, Err(FilterError::Name(_))), "{name:?}");
     }
 }

@@ -42,7 +42,7 @@ impl Redis {
     ) -> Result<Listed> {
         let (log, mut list) = (self.key(log), redis::cmd(command));
         list.arg(&log).arg(&ends[..]).arg("COUNT").arg(most);
-        self.servers.query(&log, &list).await.map_err(failed)
+        self.servers.keyspace.query(&log, &list).await.map_err(failed)
     }
 
     /// Where the right to apply a log is.
@@ -88,7 +88,7 @@ impl Changes for Redis {
 
     async fn pending(&self, log: &str) -> Result<usize> {
         let (log, mut count) = (self.key(log), redis::cmd("XLEN"));
-        self.servers.query(&log, count.arg(&log)).await.map_err(failed)
+        self.servers.keyspace.query(&log, count.arg(&log)).await.map_err(failed)
     }
 
     async fn applied(&self, log: &str, change: &Change, version: u64, ttl: Duration) -> Result<()> {

@@ -47,6 +47,6 @@ impl Positions for Redis {
 
     async fn forget(&self, follower: &str) -> Result<()> {
         let (record, mut delete) = (self.record(follower), redis::cmd("DEL"));
-        self.servers.query(&record, delete.arg(&record)).await.map_err(failed)
+        self.servers.keyspace.query(&record, delete.arg(&record)).await.map_err(failed)
     }
 }

@@ -113,7 +113,7 @@ impl RedisQueue {
 
     async fn count(&self, key: &str) -> Result<usize> {
         let mut count = redis::cmd("XLEN");
-        self.redis.servers.query(key, count.arg(key)).await.map_err(failed)
+        self.redis.servers.keyspace.query(key, count.arg(key)).await.map_err(failed)
     }
 
     async fn page(&self, log: &str, after: Option<Order>, most: usize) -> Result<Listed> {
