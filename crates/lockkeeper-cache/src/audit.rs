@@ -10,6 +10,16 @@
 //! 3. If the database has something else (a larger version; without versions, other bytes), wait for the delay once
 //!    more, so that a writer who has just committed can invalidate, and look again. If it is still the same fill, it is
 //!    *stale*: nobody has invalidated it, and nobody will. It is counted, noted, and invalidated.
+//!
+//! # The first level
+//!
+//! A hit there is a few nanoseconds, and nothing picks it. Instead, whenever a key has its turn, what the first level would
+//! serve is compared as well. If the database has something else, it is looked at again after the delay and the bound:
+//! by then whoever wrote has invalidated it, and this process has heard of it. If it is served still, and the store has
+//! it no more, the message was lost. It is counted, noted, and forgotten. What the first level serves the store does not
+//! see, so those keys have another turn after each delay, as far as the rate lets.
+
+mod compare;
 
 use std::fmt::{self, Display};
 use std::num::NonZeroU32;
@@ -22,15 +32,10 @@ use lockkeeper::clock::Instant;
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
-use tokio::time::sleep;
 
-use crate::cache::{Cache, Inner, Source};
-use crate::entry::{Entry, Value};
-use crate::events::Event;
+use crate::cache::{Cache, Source};
 use crate::group::mix;
 use crate::limit::Limit;
-use crate::loader::Loaded;
-use crate::store::{self, Seen};
 
 /// So many hits that were picked may wait for their time.
 const PENDING: usize = 1024;
@@ -80,6 +85,18 @@ impl<K: Clone> Audits<K> {
             let _ = running.picked.try_send(picked);
         }
     }
+
+    /// Another turn for a key. `false`: the rate does not let for now.
+    fn again(&self, Picked { key, name, .. }: &Picked<K>) -> bool {
+        let running = self.running.lock();
+        let Some(running) = &*running else { return true };
+        if running.limit.check().is_err() {
+            return false;
+        }
+        let picked = Picked { key: key.clone(), name: name.clone(), at: Instant::now() };
+        let _ = running.picked.try_send(picked);
+        true
+    }
 }
 
 impl<K> Running<K> {
@@ -124,20 +141,26 @@ where
     V: Send + Sync + 'static,
 {
     /// Compares some of the hits with the database, for as long as what it returns is kept: up to `rate` a second, each
-    /// after the `delay`. It counts in [`Stats`](crate::Stats): `audited`, `audit_stale`, `audit_gone`. What is stale is
-    /// invalidated.
+    /// after the `delay`. It counts in [`Stats`](crate::Stats): `audited`, `audit_stale`, `audit_first_stale`,
+    /// `audit_gone`. What is stale is invalidated.
+    ///
+    /// Hits of the [first level](crate::FirstLevel) are not picked, only those at the store. But of each key that is picked,
+    /// what the first level of this process serves is compared as well, and again after each delay for as long as
+    /// it serves something and the rate lets.
     ///
     /// # What it promises
     ///
     /// A value that is counted as stale was: the database had something else for longer than the delay, and nobody
     /// had invalidated the value. Nothing is counted because of a write that is under way, as long as writes take less
-    /// than the delay from the commit to the end of the invalidation.
+    /// than the delay from the commit to the end of the invalidation. Nor is anything because the first level is behind
+    /// by no more than its [bound](crate::FirstLevel::bound): what it serves is stale when the database had something
+    /// else for longer than the delay and the bound, and is counted there if the store has it no more.
     ///
     /// # When it breaks
     ///
     /// Values without versions whose encoding differs from time to time (a `HashMap`) look stale. A loader that reads a
-    /// replica which lags by more than the delay hides what is stale, or makes it up. Hits of the
-    /// [first level](crate::FirstLevel) are not picked, only those at the store.
+    /// replica which lags by more than the delay hides what is stale, or makes it up. With more keys in the first level
+    /// than the rate lets be compared, not all of them are.
     ///
     /// # Cost
     ///
@@ -173,68 +196,5 @@ where
             }
         });
         Audit { task: task.abort_handle(), off }
-    }
-}
-
-impl<K, V> Inner<K, V>
-where
-    K: Clone + Display + Send + Sync + 'static,
-    V: Send + Sync + 'static,
-{
-    async fn audit_one(self: &Arc<Self>, Picked { key, name, at }: Picked<K>, delay: Duration) {
-        sleep(delay.saturating_sub(Instant::now().since(at))).await;
-        let Some(cached) = self.cached(&name).await else { return self.stats.audit_gone.add() };
-        // Refused or failed: another time.
-        let Ok(Ok(loaded)) =
-            tokio::time::timeout(self.settings.timeout, self.load(&key, None)).await
-        else {
-            return;
-        };
-        self.stats.audited.add();
-        if !self.differs(&cached, &loaded) {
-            return;
-        }
-        sleep(delay).await;
-        if self.cached(&name).await.is_none_or(|now| now.fill != cached.fill) {
-            return;
-        }
-        self.stats.audit_stale.add();
-        self.note(&name, Event::AuditStale);
-        tracing::warn!(
-            key = %name.escape_debug(), cached = cached.version, database = loaded.version,
-            "a stale value was cached, and is invalidated"
-        );
-        // If it fails it will be found again.
-        let _ = self.invalidate(&[key], loaded.version).await;
-    }
-
-    async fn cached(self: &Arc<Self>, name: &str) -> Option<Value> {
-        match self.look(name).await {
-            // What waits for the database is not what it has, and not stale.
-            Ok(Seen::Entry(Entry::Value(value)))
-                if value.schema == self.settings.schema && value.version != store::PENDING =>
-            {
-                Some(value)
-            }
-            _ => None,
-        }
-    }
-
-    /// Whether the database has something newer than that.
-    fn differs(&self, cached: &Value, loaded: &Loaded<V>) -> bool {
-        // Written behind: the database is to get it.
-        if cached.version == store::PENDING {
-            return false;
-        }
-        if cached.version != 0 && loaded.version != 0 {
-            return loaded.version > cached.version;
-        }
-        match (&loaded.value, &cached.payload) {
-            (None, None) => false,
-            (Some(_), None) | (None, Some(_)) => true,
-            (Some(value), Some(cached)) => {
-                self.codec.encode(value).is_ok_and(|bytes| bytes[..] != cached[..])
-            }
-        }
     }
 }

@@ -122,6 +122,9 @@ pub(crate) trait Level<K, V>: Send + Sync {
         now: Millis,
     ) -> Option<Read<V>>;
 
+    /// What it would serve now. It counts for nothing.
+    fn peek(&self, key: &K) -> Option<Read<V>>;
+
     /// What there is of a key, whether it would be served or not. It counts for nothing.
     fn show(&self, key: &K) -> Option<Shown>;
 
@@ -194,6 +197,16 @@ where
         };
         let value = self.map.peek(&Wanted { key, does })?;
         Some(found.get()?.read(value, Source::Stale))
+    }
+
+    fn peek(&self, key: &K) -> Option<Read<V>> {
+        let found = Cell::new(None);
+        let does = |kept: &Kept<K>| {
+            found.set(Some(*kept.stamp));
+            kept.holds(&self.changes)
+        };
+        let value = self.map.peek(&Wanted { key, does })?;
+        Some(found.get()?.read(value, Source::First))
     }
 
     fn show(&self, key: &K) -> Option<Shown> {

@@ -92,6 +92,9 @@ counters! {
     audited,
     /// Of those, how many were stale: the database had something else, and nobody had invalidated them.
     audit_stale,
+    /// Of those, how many were stale in the first level of this process alone: the store had them no more, and the message was
+    /// lost.
+    audit_first_stale,
     /// Values that were gone, or waited for the database, when the audit came to look at them.
     audit_gone,
     /// Changes that were [written behind](crate::strategy::write_behind) to the database by this process.

@@ -72,6 +72,10 @@ impl Watch {
         secs * 1_000_000_000 + u64::try_from(now.tv_nsec).unwrap_or(0)
     }
 
+    pub(crate) fn bound(&self) -> Duration {
+        self.bound
+    }
+
     /// How often a store should say how far it is known.
     pub fn interval(&self) -> Duration {
         self.bound / 4

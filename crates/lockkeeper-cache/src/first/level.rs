@@ -64,6 +64,16 @@ impl<K: Send + Sync, V: Send + Sync> Inner<K, V> {
         self.first.get()?.get(key, freshness, self.now_for(freshness))
     }
 
+    /// What it would serve now, for who only looks.
+    pub(crate) fn first_copy(&self, key: &K) -> Option<Read<V>> {
+        self.first.get()?.peek(key)
+    }
+
+    /// How far it may be behind the store.
+    pub(crate) fn first_bound(&self) -> Duration {
+        self.first.get().map_or(Duration::ZERO, |first| first.changes().bound())
+    }
+
     /// The time at the store, for who asks for an age.
     pub(crate) fn now_for(&self, freshness: Freshness) -> Millis {
         if let Freshness::MaxAge(_) = freshness { self.store.now() } else { 0 }

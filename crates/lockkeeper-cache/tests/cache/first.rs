@@ -17,7 +17,7 @@ use crate::harness::Database;
 const BOUND: Duration = Duration::from_millis(400);
 
 /// A cache of what the database has, with a first level.
-async fn cache(url: &str, database: &Database) -> Cache<u32, u64> {
+pub(crate) async fn cache(url: &str, database: &Database) -> Cache<u32, u64> {
     let store = soon("connected", Redis::connect(url)).await.unwrap();
     build(Cache::builder(store), database)
         .with_first_level(FirstLevel::new(1000).bound(BOUND))
@@ -33,7 +33,7 @@ pub(crate) fn build(builder: Builder, database: &Database) -> Cache<u32, u64> {
     builder.timeout(Duration::from_secs(5)).build(loader).unwrap()
 }
 
-async fn read(cache: &Cache<u32, u64>) -> (u64, Source) {
+pub(crate) async fn read(cache: &Cache<u32, u64>) -> (u64, Source) {
     // A hit here does not wait for anything, and those who listen must have their turn.
     tokio::task::yield_now().await;
     let read = soon("a value", cache.read(&1, Freshness::Any)).await.unwrap();
@@ -41,7 +41,7 @@ async fn read(cache: &Cache<u32, u64>) -> (u64, Source) {
 }
 
 /// Reads until it comes from the first level.
-async fn first(cache: &Cache<u32, u64>) -> u64 {
+pub(crate) async fn first(cache: &Cache<u32, u64>) -> u64 {
     eventually("it is in the first level", async || read(cache).await.1 == Source::First).await;
     read(cache).await.0
 }

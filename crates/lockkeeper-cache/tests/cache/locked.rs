@@ -7,15 +7,49 @@ use std::time::Duration;
 use async_trait::async_trait;
 use lockkeeper::Locks;
 use lockkeeper_cache::{
-    BoxError, Cache, Database, Error, Loaded, Loader, Memory, Order, Source, Strategy, Table,
+    BoxError, Builder, Cache, Database, Error, Loaded, Loader, Memory, Order, Source, Strategy,
+    Table,
 };
 use testkit::random::Random;
 use testkit::server;
 use testkit::staleness::lab::{At, Lab, Move, Moved, wander};
 use testkit::wait::{eventually, soon};
 
-use crate::harness::Place;
+use crate::harness::{Place, on_each_store};
 use crate::tables::Names;
+
+on_each_store! {
+    a_lock_that_is_lost_sets_nothing_and_says_so
+    a_reader_whose_lock_is_lost_sets_nothing
+    a_lock_that_is_not_to_be_had_is_an_error_and_nothing_is_written
+}
+
+/// The locks of each process there, so to speak.
+struct Shared<'a> {
+    place: &'a Place,
+    memory: Locks,
+}
+
+impl<'a> Shared<'a> {
+    fn at(place: &'a Place) -> Self {
+        Self { place, memory: Locks::memory() }
+    }
+
+    /// Of one more process.
+    async fn locks(&self) -> Locks {
+        match self.place {
+            Place::Memory(_) => self.memory.clone(),
+            Place::Redis(server) => {
+                Locks::connect(&format!("redis://{}", server.address())).await.unwrap()
+            }
+        }
+    }
+
+    /// A cache with these locks.
+    async fn builder(&self, strategy: Strategy, locks: Locks) -> Builder {
+        self.place.builder().await.namespace(strategy.name()).locks(locks)
+    }
+}
 
 /// A database that stands still before and after everything it does.
 struct Stepped {
@@ -105,12 +139,14 @@ async fn two_writers_under_a_lock_never_leave_cache_and_database_different() {
 }
 
 /// A writer whose lock ends in the middle of its commit, and another one that takes it.
-async fn overtaken(strategy: Strategy) {
-    let (names, store, locks) = (Names::default(), Memory::new(), Locks::memory());
-    let builder = || Cache::builder(store.clone()).timeout(Duration::from_secs(30));
-    let slow = builder().locks(locks.lease(Duration::from_millis(100)));
-    let slow = slow.table(strategy, names.clone()).unwrap();
-    let quick = builder().locks(locks).table(strategy, names.clone()).unwrap();
+async fn overtaken(shared: &Shared<'_>, strategy: Strategy) {
+    let names = Names::default();
+    let table = async |locks: Locks| {
+        let builder = shared.builder(strategy, locks).await.timeout(Duration::from_secs(30));
+        builder.table(strategy, names.clone()).unwrap()
+    };
+    let slow = table(shared.locks().await.lease(Duration::from_millis(100))).await;
+    let quick = table(shared.locks().await).await;
     let commit = async {
         let version = names.set(1, Some("slow"));
         soon("another write", quick.write(&1, Some("quick".into()))).await.unwrap();
@@ -125,26 +161,26 @@ async fn overtaken(strategy: Strategy) {
     assert_eq!(read.value.as_deref().map(String::as_str), Some("quick"), "{strategy}");
 }
 
-#[tokio::test]
-async fn a_lock_that_is_lost_sets_nothing_and_says_so() {
-    overtaken(Strategy::WriteThrough).await;
-    overtaken(Strategy::ReadWriteLock).await;
+async fn a_lock_that_is_lost_sets_nothing_and_says_so(place: &Place) {
+    overtaken(&Shared::at(place), Strategy::WriteThrough).await;
+    overtaken(&Shared::at(place), Strategy::ReadWriteLock).await;
 }
 
-#[tokio::test]
-async fn a_reader_whose_lock_is_lost_sets_nothing() {
+async fn a_reader_whose_lock_is_lost_sets_nothing(place: &Place) {
+    let shared = Shared::at(place);
     for strategy in [Strategy::WriteThrough, Strategy::ReadWriteLock] {
-        let (names, store, locks) = (Names::default(), Memory::new(), Locks::memory());
+        let names = Names::default();
         let mut lab = Lab::new();
         lab.patience(Duration::from_secs(30));
-        let brief = locks.lease(Duration::from_millis(100));
+        let brief = shared.locks().await.lease(Duration::from_millis(100));
+        let builder = shared.builder(strategy, brief).await;
         lab.actor("reader", |at| {
-            let database = Stepped { names: names.clone(), at };
-            let table = Cache::builder(store.clone()).locks(brief).table(strategy, database);
+            let table = builder.table(strategy, Stepped { names: names.clone(), at });
             async move { drop(table.unwrap().read(&1).await.unwrap()) }
         });
         lab.play(&[("reader", "after the load")]).await;
-        let table = Cache::builder(store).locks(locks).table(strategy, names).unwrap();
+        let builder = shared.builder(strategy, shared.locks().await).await;
+        let table = builder.table(strategy, names).unwrap();
         // Waits for the lock of the reader to end.
         soon("a write", table.write(&1, Some("new".into()))).await.unwrap();
         lab.play(&[("reader", testkit::staleness::lab::END)]).await;
@@ -171,17 +207,18 @@ async fn locks_may_be_at_the_server_of_the_cache() {
     }
 }
 
-#[tokio::test]
-async fn a_lock_that_is_not_to_be_had_is_an_error_and_nothing_is_written() {
+async fn a_lock_that_is_not_to_be_had_is_an_error_and_nothing_is_written(place: &Place) {
+    let shared = Shared::at(place);
     for strategy in [Strategy::WriteThrough, Strategy::ReadWriteLock] {
-        let (names, locks) = (Names::default(), Locks::memory());
+        let (names, other) = (Names::default(), shared.locks().await);
         names.set(1, Some("there"));
-        let builder = Cache::builder(Memory::new()).namespace("n").locks(locks.clone());
-        let table =
-            builder.timeout(Duration::from_millis(50)).table(strategy, names.clone()).unwrap();
+        let builder = shared.builder(strategy, shared.locks().await).await;
+        let builder = builder.timeout(Duration::from_millis(50));
+        let table = builder.table(strategy, names.clone()).unwrap();
+        let lock = format!("lock:{strategy}:1");
         let held = match strategy {
-            Strategy::WriteThrough => locks.mutex("lock:n:1").lock().await.unwrap(),
-            _ => locks.rw_lock("lock:n:1").fair().read().await.unwrap(),
+            Strategy::WriteThrough => other.mutex(&lock).lock().await.unwrap(),
+            _ => other.rw_lock(&lock).fair().read().await.unwrap(),
         };
         let refused = soon("an end", table.write(&1, Some("new".into()))).await;
         assert!(matches!(refused, Err(Error::Lock(_))), "{strategy}: {refused:?}");

@@ -2,6 +2,7 @@
 
 mod crash;
 mod pending;
+mod server_killed;
 
 use std::collections::HashMap;
 use std::sync::Arc;

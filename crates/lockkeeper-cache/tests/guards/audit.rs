@@ -7,30 +7,48 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use lockkeeper_cache::{
-    BoxError, Cache, Database, Error, Event, Loaded, Loader, Memory, Order, Stats, Strategy,
+    BoxError, Builder, Cache, Database, Error, Event, Loaded, Loader, Order, Stats, Strategy,
 };
 use testkit::random::Random;
 use testkit::wait::eventually;
 
-const OFTEN: NonZeroU32 = NonZeroU32::new(1000).unwrap();
+use crate::harness::{Place, on_each_store};
+use crate::processes;
 
-/// Ten numbers, each with its version or not.
-#[derive(Clone, Default)]
-struct Rows(Arc<[AtomicU64; 10]>);
+pub(crate) const OFTEN: NonZeroU32 = NonZeroU32::new(1000).unwrap();
+
+on_each_store! {
+    strategies_without_leases_are_audited_as_well
+    what_was_changed_behind_its_back_is_counted_and_mended
+    a_writer_has_the_delay_to_invalidate
+    it_asks_no_more_than_it_may_and_ends_with_its_handle
+}
+
+/// Numbers, each with its version or not.
+#[derive(Clone)]
+pub(crate) struct Rows(Arc<[AtomicU64]>);
 
 impl Rows {
-    fn row(&self, key: usize) -> &AtomicU64 {
+    fn new() -> Self {
+        Self::many(10)
+    }
+
+    pub(crate) fn many(rows: usize) -> Self {
+        Self((0..rows).map(|_| AtomicU64::new(0)).collect())
+    }
+
+    pub(crate) fn row(&self, key: usize) -> &AtomicU64 {
         &self.0[key]
     }
 
-    fn cache(&self, versions: bool) -> Cache<usize, u64> {
+    pub(crate) fn cache(&self, builder: Builder, versions: bool) -> Cache<usize, u64> {
         let rows = self.clone();
         let loader = move |key: usize| {
             let value = rows.row(key).load(Ordering::SeqCst);
             let version = if versions { value + 1 } else { 0 };
             async move { Ok::<_, Error>(Loaded::found(value).version(version)) }
         };
-        Cache::builder(Memory::new()).build(loader).unwrap()
+        builder.build(loader).unwrap()
     }
 }
 
@@ -50,8 +68,7 @@ async fn read_until(
 }
 
 /// Those that need it most.
-#[tokio::test]
-async fn strategies_without_leases_are_audited_as_well() {
+async fn strategies_without_leases_are_audited_as_well(place: &Place) {
     struct Counter(Arc<AtomicU64>);
     #[async_trait]
     impl Loader<u32, u64> for Counter {
@@ -71,9 +88,9 @@ async fn strategies_without_leases_are_audited_as_well() {
             Ok(0)
         }
     }
-    let (row, store) = (Arc::<AtomicU64>::default(), Memory::new());
+    let row = Arc::<AtomicU64>::default();
     let counter = Counter(Arc::clone(&row));
-    let table = Cache::builder(store).table(Strategy::UpdateThenDelete, counter).unwrap();
+    let table = place.builder().await.table(Strategy::UpdateThenDelete, counter).unwrap();
     let audit = table.cache().audit(OFTEN, Duration::from_millis(10));
     table.read(&1).await.unwrap();
     row.store(7, Ordering::SeqCst);
@@ -89,11 +106,11 @@ async fn strategies_without_leases_are_audited_as_well() {
     drop(audit);
 }
 
-#[tokio::test]
-async fn what_was_changed_behind_its_back_is_counted_and_mended() {
+async fn what_was_changed_behind_its_back_is_counted_and_mended(place: &Place) {
     for versions in [false, true] {
-        let rows = Rows::default();
-        let cache = rows.cache(versions);
+        let rows = Rows::new();
+        let builder = place.builder().await.namespace(format!("versions {versions}"));
+        let cache = rows.cache(builder, versions);
         let audit = cache.audit(OFTEN, Duration::from_millis(10));
         read_until(&cache, "some are audited", |stats| stats.audited > 20).await;
         assert_eq!(cache.stats().audit_stale, 0);
@@ -107,10 +124,19 @@ async fn what_was_changed_behind_its_back_is_counted_and_mended() {
     }
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn nothing_is_counted_while_everybody_invalidates() {
-    let rows = Rows::default();
-    let cache = rows.cache(true);
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn in_memory_nothing_is_counted() {
+    nothing_is_counted_while_everybody_invalidates(&Place::memory()).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn on_redis_nothing_is_counted() {
+    nothing_is_counted_while_everybody_invalidates(&Place::redis().await).await;
+}
+
+async fn nothing_is_counted_while_everybody_invalidates(place: &Place) {
+    let rows = Rows::new();
+    let cache = rows.cache(place.builder().await, true);
     // From a commit to its invalidation is far less than this.
     let audit = cache.audit(OFTEN, Duration::from_secs(1));
     let mut random = Random::seeded();
@@ -134,10 +160,9 @@ async fn nothing_is_counted_while_everybody_invalidates() {
     drop(audit);
 }
 
-#[tokio::test]
-async fn a_writer_has_the_delay_to_invalidate() {
-    let rows = Rows::default();
-    let cache = rows.cache(false);
+async fn a_writer_has_the_delay_to_invalidate(place: &Place) {
+    let rows = Rows::new();
+    let cache = rows.cache(place.builder().await, false);
     let audit = cache.audit(OFTEN, Duration::from_secs(2));
     read_until(&cache, "it is cached", |stats| stats.hits > 0).await;
     // Committed, and seen by the audit before the writer gets to invalidate.
@@ -152,10 +177,9 @@ async fn a_writer_has_the_delay_to_invalidate() {
     drop(audit);
 }
 
-#[tokio::test]
-async fn it_asks_no_more_than_it_may_and_ends_with_its_handle() {
-    let rows = Rows::default();
-    let cache = rows.cache(false);
+async fn it_asks_no_more_than_it_may_and_ends_with_its_handle(place: &Place) {
+    let rows = Rows::new();
+    let cache = rows.cache(place.builder().await, false);
     let audit = cache.audit(NonZeroU32::MIN, Duration::ZERO);
     let other = cache.audit(NonZeroU32::MIN, Duration::ZERO);
     // The first is not the one any more: it takes nothing with it.
@@ -169,4 +193,53 @@ async fn it_asks_no_more_than_it_may_and_ends_with_its_handle() {
     assert!(cache.stats().audited < 20, "{:?}", cache.stats());
     drop((other, cache));
     eventually("nothing is left of it", async || Arc::strong_count(&rows.0) == 1).await;
+}
+
+const TABLE: [&str; 2] = [
+    "CREATE TABLE audited (id INT PRIMARY KEY, val TEXT NOT NULL, ver BIGINT NOT NULL)",
+    "INSERT INTO audited SELECT id, 'row ' || id, 1 FROM generate_series(0, 9) id",
+];
+
+/// What somebody types at the database, who knows of no cache.
+#[tokio::test]
+async fn rows_that_are_changed_by_hand_are_found_and_mended() {
+    let (server, pool) = processes::database(&TABLE).await;
+    let place = Place::redis().await;
+    let loader = move |key: i32| {
+        let pool = pool.clone();
+        async move {
+            let select = sqlx::query_as("SELECT val, ver FROM audited WHERE id = $1").bind(key);
+            let row: Option<(String, i64)> = select.fetch_optional(&pool).await?;
+            let Some((value, version)) = row else { return Ok(Loaded::nothing()) };
+            Ok::<_, sqlx::Error>(Loaded::found(value).version(version.cast_unsigned()))
+        }
+    };
+    let cache = place.builder().await.build(loader).unwrap();
+    let read = async || {
+        for key in (0..10).cycle().take(100) {
+            cache.get(&key).await.unwrap();
+        }
+        cache.stats()
+    };
+    let audit = cache.audit(OFTEN, Duration::from_millis(50));
+    eventually("some are audited", async || read().await.audited > 20).await;
+    assert_eq!(cache.stats().audit_stale, 0);
+    for (sql, key, expected) in [
+        ("UPDATE audited SET val = 'new', ver = ver + 1 WHERE id = 3", 3, Some("new")),
+        ("DELETE FROM audited WHERE id = 4", 4, None),
+    ] {
+        let before = cache.stats().audit_stale;
+        server.operator("here", sql);
+        assert_ne!(cache.get(&key).await.unwrap().as_deref().map(String::as_str), expected);
+        eventually("it is found", async || read().await.audit_stale > before).await;
+        let mended =
+            async || cache.get(&key).await.unwrap().as_deref().map(String::as_str) == expected;
+        eventually("it is mended", mended).await;
+    }
+    let found = async |key: i32| {
+        let events = cache.explain(&key).await.unwrap().events;
+        events.iter().any(|past| past.event == Event::AuditStale)
+    };
+    assert_eq!((found(3).await, found(4).await, found(5).await), (true, true, false));
+    drop(audit);
 }

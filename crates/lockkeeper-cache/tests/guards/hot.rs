@@ -5,47 +5,119 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use lockkeeper_cache::jitter::Jitter;
-use lockkeeper_cache::{Cache, Error, Loaded, Memory};
+use lockkeeper_cache::{Builder, Cache, Error, Loaded, Memory, Redis};
+use testkit::server::{self, Server};
 use testkit::wait::eventually;
 
-/// A store on a clock by hand, and a cache whose loads take a tenth of a second.
-fn cache(time: &Arc<AtomicU64>) -> Cache<u32, u64> {
-    let clock = Arc::clone(time);
-    let store = Memory::with_clock(1000, move || clock.load(Ordering::SeqCst));
-    let read = Arc::clone(time);
-    let builder = Cache::builder(store).ttl(Duration::from_secs(60)).namespace("hot");
-    let builder = builder.jitter(Jitter::NONE);
-    let loader = move |_: u32| {
-        let now = read.load(Ordering::SeqCst);
-        async move {
-            // What it costs is measured by the real clock.
-            tokio::time::sleep(Duration::from_millis(100)).await;
-            Ok::<_, Error>(Loaded::found(now))
-        }
-    };
-    builder.build(loader).unwrap()
+const TTL: Duration = Duration::from_secs(60);
+
+/// Before the end. A load takes so long that one of two hundred reads is chosen then, and there is time for many.
+const EARLY: Duration = Duration::from_secs(5);
+
+const LOAD: Duration = Duration::from_secs(1);
+
+/// Where the entries are, with a clock by hand.
+enum Place {
+    Memory(Memory, Arc<AtomicU64>),
+    Redis(Box<Server>),
 }
 
-#[tokio::test]
-async fn what_is_read_much_is_loaded_before_it_ends_and_nothing_else_is() {
-    let time = Arc::new(AtomicU64::new(1_000_000));
-    let cache = cache(&time);
-    let first = *cache.get(&1).await.unwrap().unwrap();
-    cache.get(&2).await.unwrap();
+impl Place {
+    fn memory() -> Self {
+        let time = Arc::new(AtomicU64::new(1_000_000));
+        let clock = Arc::clone(&time);
+        Self::Memory(Memory::with_clock(1000, move || clock.load(Ordering::SeqCst)), time)
+    }
+
+    async fn redis() -> Self {
+        Self::Redis(Box::new(server::redis_with_a_clock().await))
+    }
+
+    async fn builder(&self) -> Builder {
+        match self {
+            Self::Memory(memory, _) => Cache::builder(memory.clone()),
+            Self::Redis(server) => {
+                let url = format!("redis://{}", server.address());
+                Cache::builder(Redis::connect(&url).await.unwrap())
+            }
+        }
+    }
+
+    /// A cache whose loads take their time, and each get the next number.
+    async fn cache(&self) -> Cache<u32, u64> {
+        let builder = self.builder().await.ttl(TTL).namespace("hot").jitter(Jitter::NONE);
+        let loads = Arc::new(AtomicU64::new(0));
+        let loader = move |_: u32| {
+            let load = loads.fetch_add(1, Ordering::SeqCst);
+            async move {
+                // What it costs is measured by the real clock.
+                tokio::time::sleep(LOAD).await;
+                Ok::<_, Error>(Loaded::found(load))
+            }
+        };
+        builder.build(loader).unwrap()
+    }
+
+    /// It is soon time for what was filled before.
+    async fn nearly_over(&self, cache: &Cache<u32, u64>) {
+        match self {
+            Self::Memory(_, time) => {
+                let ahead = u64::try_from((TTL - EARLY).as_millis()).unwrap();
+                time.fetch_add(ahead, Ordering::SeqCst);
+            }
+            Self::Redis(server) => server.set_clock(TTL - EARLY),
+        }
+        // A hit does not tell what time it is at the server, any script does.
+        cache.invalidate(&[99]).await.unwrap();
+    }
+}
+
+macro_rules! with_each_clock {
+    ($($case:ident)+) => {
+        mod memory {
+            $(#[tokio::test]
+            async fn $case() {
+                super::$case(&super::Place::memory()).await;
+            })+
+        }
+        mod redis {
+            $(#[tokio::test]
+            async fn $case() {
+                super::$case(&super::Place::redis().await).await;
+            })+
+        }
+    };
+}
+
+with_each_clock! {
+    what_is_read_much_is_loaded_before_it_ends_and_nothing_else_is
+    a_refresh_ahead_that_is_overtaken_by_an_invalidation_is_dropped
+}
+
+async fn what_is_read_much_is_loaded_before_it_ends_and_nothing_else_is(place: &Place) {
+    let cache = place.cache().await;
+    let (first, other) = tokio::join!(cache.get(&1), cache.get(&2));
+    let (first, other) = (first.unwrap().unwrap(), other.unwrap().unwrap());
+    cache.idle().await;
     for _ in 0..1000 {
         cache.get(&1).await.unwrap();
     }
     let hot = cache.hot_keys();
     assert_eq!(hot.len(), 1, "{hot:?}");
     assert_eq!(hot[0].key, "1");
-    assert!((500..1500).contains(&hot[0].hits), "{hot:?}");
-    // Half a load before the end: more than every fifth read is chosen.
-    time.fetch_add(59_950, Ordering::SeqCst);
-    for _ in 0..50 {
-        assert_eq!(cache.get(&2).await.unwrap().as_deref(), Some(&first), "a hit");
+    assert!((200..1500).contains(&hot[0].hits), "{hot:?}");
+    place.nearly_over(&cache).await;
+    for _ in 0..200 {
+        assert_eq!(cache.get(&2).await.unwrap(), Some(Arc::clone(&other)), "a hit");
     }
     assert_eq!(cache.stats().refreshes, 0, "nobody reads the other one");
-    eventually("it is loaded anew", async || *cache.get(&1).await.unwrap().unwrap() > first).await;
+    eventually("it is loaded anew", async || {
+        for _ in 0..100 {
+            cache.get(&1).await.unwrap();
+        }
+        cache.get(&1).await.unwrap().unwrap() > first
+    })
+    .await;
     let stats = cache.stats();
     assert_eq!(
         (stats.misses, stats.loads),
@@ -55,14 +127,14 @@ async fn what_is_read_much_is_loaded_before_it_ends_and_nothing_else_is() {
     assert!(stats.early_refreshes > 0);
 }
 
-#[tokio::test]
-async fn a_refresh_ahead_that_is_overtaken_by_an_invalidation_is_dropped() {
-    let time = Arc::new(AtomicU64::new(1_000_000));
-    let cache = cache(&time);
+async fn a_refresh_ahead_that_is_overtaken_by_an_invalidation_is_dropped(place: &Place) {
+    let cache = place.cache().await;
+    cache.get(&1).await.unwrap();
+    cache.idle().await;
     for _ in 0..1000 {
         cache.get(&1).await.unwrap();
     }
-    time.fetch_add(59_950, Ordering::SeqCst);
+    place.nearly_over(&cache).await;
     eventually("a refresh has begun", async || {
         cache.get(&1).await.unwrap();
         cache.stats().refreshes > 0

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 mod audit;
+mod audit_first;
 mod avalanche;
 mod broken;
 mod bucket;
@@ -24,3 +25,4 @@ mod processes;
 mod servers;
 mod skew;
 mod stale;
+mod unheard;

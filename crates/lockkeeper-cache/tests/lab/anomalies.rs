@@ -1,24 +1,57 @@
 //! Each anomaly that the notes describe, in the order in which it happens: on the strategies that have it, and, in the
 //! same order, on those that do not. The notes are numbered as in `docs/CACHE-CONSISTENCY.md`.
 
-use std::time::Duration;
-
 use lockkeeper_cache::{Cache, Error, Redis, Store, Strategy};
 use testkit::staleness::lab::{END, Moved};
 use testkit::staleness::{Kind, Outcome};
 use testkit::wait::soon;
 
 use crate::gate::Gate;
-use crate::world::{INTENT, NAME, Rows, SECOND_DELETE, TTL, World};
+use crate::schedules::{self, Schedule};
+use crate::world::{INTENT, NAME, Rows, TTL, World};
 use crate::{Scene, story};
 
 /// The two that promise something.
 const SAFE: [Strategy; 2] = [Strategy::FillLease, Strategy::Strong];
 
-/// Every schedule here that breaks another strategy is also played with `Strong`, if it has those steps, and does it no harm.
-#[test]
-fn the_default_has_none_of_these() {
-    assert_eq!(Strategy::default(), Strategy::Strong);
+/// Who loads from a replica that lags gets what it has; nobody can help that. It does not stay.
+const EXCEPT: &str = schedules::LAGGING_REPLICA.name;
+
+/// Every schedule that harms another strategy, on the one that is taken where nothing is said.
+#[tokio::test(start_paused = true)]
+async fn the_default_has_none_of_these() {
+    for schedule in schedules::ALL {
+        let mut scene = schedule.play(Strategy::default()).await;
+        let (name, report) = (schedule.name, scene.report().await);
+        match name {
+            EXCEPT => assert_eq!((report.stuck, report.lost), (0, 0), "{name}: {report:?}"),
+            _ => scene.is_right().await,
+        }
+    }
+}
+
+/// The one that needs a real Redis.
+#[tokio::test]
+async fn the_default_loses_no_write_with_its_cache() {
+    assert!(a_write_outlives_the_cache(Strategy::default()).await);
+}
+
+/// Else it would show nothing that the default is not harmed.
+#[tokio::test(start_paused = true)]
+async fn each_of_these_harms_somebody() {
+    for Schedule { name, harms, .. } in schedules::ALL {
+        // Those that harm none of our strategies are done by hand below.
+        let by_hand = ["TOLD_IN_THE_WRONG_ORDER", "COMMITTED_IN_THE_WRONG_ORDER", "COMMIT_FAILS"];
+        assert_eq!(harms.is_empty(), by_hand.contains(name), "{name}");
+    }
+    for schedule in schedules::ALL {
+        for strategy in schedule.harms {
+            let mut scene = schedule.play(*strategy).await;
+            let report = scene.report().await;
+            let harmed = !report.is_linearizable() || report.stuck > 0;
+            assert!(harmed, "{} {strategy}\n{}", schedule.name, scene.story());
+        }
+    }
 }
 
 impl Scene {
@@ -40,74 +73,38 @@ impl Scene {
         assert!(report.is_clean(), "{strategy}: {:#?}\n{}", report.examples, self.story());
     }
 
-    fn story(&self) -> String {
+    pub(crate) fn story(&self) -> String {
         story(self.lab.moves())
     }
-}
-
-/// A reader that has loaded and has not filled yet.
-const LOADED: [&str; 2] = ["put", "fill"];
-
-/// A reader goes on until it has loaded.
-async fn loads(scene: &mut Scene, reader: &str) {
-    for _ in 0..9 {
-        if let Moved::At(place) = scene.lab.advance(reader).await
-            && LOADED.contains(&place)
-        {
-            return;
-        }
-    }
-    panic!("{reader} does not load:\n{}", scene.story());
 }
 
 /// 000 §8 (2) and 002 §2.1.2.1: a reader misses and loads the old value; a writer commits and deletes; the reader fills
 /// the old value.
 #[tokio::test(start_paused = true)]
 async fn a_slow_reader_fills_the_old_value_after_the_delete() {
-    let race = async |strategy| {
-        let mut scene = Scene::new(strategy);
-        loads(&mut scene, "reader").await;
-        scene.play(&[("writer", END), ("reader", END), ("late reader", END)]).await;
-        scene
-    };
-    race(Strategy::UpdateThenDelete).await.is_stuck().await;
-    race(Strategy::DeleteThenUpdate).await.is_stuck().await;
+    let race = schedules::SLOW_READER;
+    race.play(Strategy::UpdateThenDelete).await.is_stuck().await;
+    race.play(Strategy::DeleteThenUpdate).await.is_stuck().await;
     for strategy in SAFE {
-        race(strategy).await.is_right().await;
+        race.play(strategy).await.is_right().await;
     }
 }
 
 /// 002 §2.1.1: a writer deletes; a reader misses, loads the old value and fills it; the writer commits.
 #[tokio::test(start_paused = true)]
 async fn a_reader_fills_the_old_value_between_delete_and_commit() {
-    let mut scene = Scene::warm(Strategy::DeleteThenUpdate);
-    scene
-        .play(&[("writer", "commit"), ("reader", END), ("writer", END), ("late reader", END)])
-        .await;
-    scene.is_stuck().await;
+    let race = schedules::READER_BEFORE_THE_COMMIT;
+    race.play(Strategy::DeleteThenUpdate).await.is_stuck().await;
     for strategy in [Strategy::UpdateThenDelete, Strategy::FillLease, Strategy::Strong] {
-        let mut scene = Scene::warm(strategy);
-        scene
-            .play(&[("writer", "commit"), ("reader", END), ("writer", END), ("late reader", END)])
-            .await;
-        scene.is_right().await;
+        race.play(strategy).await.is_right().await;
     }
 }
 
 /// 002 §2.1.2: between the commit and the delete, readers get the old value, although the database has the new one.
 #[tokio::test(start_paused = true)]
 async fn the_old_value_is_served_between_commit_and_delete() {
-    for (strategy, place) in [
-        (Strategy::UpdateThenDelete, "invalidate"),
-        (Strategy::FillLease, "invalidate"),
-        (Strategy::Strong, "settle"),
-    ] {
-        let mut scene = Scene::warm(strategy);
-        scene.play(&[("writer", place)]).await;
-        let world = scene.world.clone();
-        let seen = world.read(&world.table(Strategy::Bypass, None, None), 50, Kind::Read).await;
-        assert_eq!(seen, 2);
-        scene.play(&[("reader", END), ("writer", END), ("late reader", END)]).await;
+    for strategy in [Strategy::UpdateThenDelete, Strategy::FillLease, Strategy::Strong] {
+        let mut scene = schedules::BETWEEN_COMMIT_AND_DELETE.play(strategy).await;
         let report = scene.report().await;
         // It was not acknowledged yet, so nobody is wrong; but time goes back for those who look at both.
         let expected = u64::from(strategy != Strategy::Strong);
@@ -118,15 +115,10 @@ async fn the_old_value_is_served_between_commit_and_delete() {
 /// 002 §2.1.3: the writer dies, or cannot reach the cache, after the commit and before the delete.
 #[tokio::test(start_paused = true)]
 async fn a_delete_that_is_lost_leaves_the_old_value() {
-    for (strategy, place, stuck) in [
-        (Strategy::UpdateThenDelete, "invalidate", 1),
-        (Strategy::FillLease, "invalidate", 1),
-        (Strategy::Strong, "settle", 0),
-    ] {
-        let mut scene = Scene::warm(strategy);
-        scene.play(&[("writer", place)]).await;
-        scene.lab.kill("writer");
-        scene.play(&[("reader", END), ("late reader", END)]).await;
+    for (strategy, stuck) in
+        [(Strategy::UpdateThenDelete, 1), (Strategy::FillLease, 1), (Strategy::Strong, 0)]
+    {
+        let mut scene = schedules::LOST_DELETE.play(strategy).await;
         let report = scene.report().await;
         assert_eq!(report.stuck, stuck, "{strategy}: {report:?}\n{}", scene.story());
         if stuck == 0 {
@@ -138,35 +130,16 @@ async fn a_delete_that_is_lost_leaves_the_old_value() {
 /// 000 §10 (1): the time to live is what heals it in the end.
 #[tokio::test(start_paused = true)]
 async fn what_a_slow_reader_filled_ends_with_its_time() {
-    let mut scene = Scene::new(Strategy::UpdateThenDelete);
-    loads(&mut scene, "reader").await;
-    scene.play(&[("writer", END), ("reader", END), ("late reader", END)]).await;
-    scene.world.pass(TTL);
-    scene.was_stale().await;
-}
-
-impl Scene {
-    /// The time of the second delete comes, and somebody does it.
-    async fn second_delete(&mut self) {
-        self.world.pass(SECOND_DELETE);
-        let _sweeper = self.world.table(Strategy::DoubleDelete, None, None);
-        // The clock stands still, so this passes when it has nothing more to do.
-        tokio::time::sleep(Duration::from_millis(1)).await;
-    }
+    let race = schedules::FILLED_UNTIL_ITS_TIME_ENDS;
+    race.play(Strategy::UpdateThenDelete).await.was_stale().await;
 }
 
 /// 002 §2.1.1: the second delete takes away what was filled between delete and commit; until then it was stale.
 #[tokio::test(start_paused = true)]
 async fn double_delete_is_stale_until_the_second_delete() {
-    let schedule = [("writer", "commit"), ("reader", END), ("writer", END), ("late reader", END)];
-    let mut scene = Scene::warm(Strategy::DoubleDelete);
-    scene.play(&schedule).await;
-    scene.second_delete().await;
-    scene.was_stale().await;
+    schedules::SECOND_DELETE.play(Strategy::DoubleDelete).await.was_stale().await;
     // Nobody does it.
-    let mut scene = Scene::warm(Strategy::DoubleDelete);
-    scene.play(&schedule).await;
-    scene.is_stuck().await;
+    schedules::READER_BEFORE_THE_COMMIT.play(Strategy::DoubleDelete).await.is_stuck().await;
     // The writer dies after the commit: the second delete is written down by then.
     let mut scene = Scene::warm(Strategy::DoubleDelete);
     scene.play(&[("writer", "commit"), ("reader", END), ("writer", "schedule")]).await;
@@ -179,16 +152,10 @@ async fn double_delete_is_stale_until_the_second_delete() {
 /// 000 §8 (2) and 002 §2.1.1: a reader that is slower than the second delete. No delay is long enough.
 #[tokio::test(start_paused = true)]
 async fn a_reader_slower_than_the_second_delete_fills_the_old_value() {
-    for strategy in [Strategy::DoubleDelete, Strategy::FillLease, Strategy::Strong] {
-        let mut scene = Scene::new(strategy);
-        loads(&mut scene, "reader").await;
-        scene.play(&[("writer", END)]).await;
-        scene.second_delete().await;
-        scene.play(&[("reader", END), ("late reader", END)]).await;
-        match strategy {
-            Strategy::DoubleDelete => scene.is_stuck().await,
-            _ => scene.is_right().await,
-        }
+    let race = schedules::SLOWER_THAN_THE_SECOND_DELETE;
+    race.play(Strategy::DoubleDelete).await.is_stuck().await;
+    for strategy in SAFE {
+        race.play(strategy).await.is_right().await;
     }
 }
 
@@ -206,7 +173,7 @@ async fn under_a_lock_two_writers_set_the_cache_one_after_the_other() {
 #[tokio::test(start_paused = true)]
 async fn under_a_read_write_lock_the_writer_waits_for_the_slow_reader() {
     let mut scene = Scene::new(Strategy::ReadWriteLock);
-    loads(&mut scene, "reader").await;
+    scene.loads("reader").await;
     assert_eq!(scene.lab.advance("writer").await, Moved::Blocked);
     scene.play(&[("reader", END), ("writer", END), ("late reader", END)]).await;
     scene.is_right().await;
@@ -247,17 +214,8 @@ async fn two_writers_set_the_cache_in_the_wrong_order() {
     let mut scene = by_hand(false);
     scene.play(&[("one", "put"), ("another", END), ("one", END), ("late reader", END)]).await;
     scene.is_stuck().await;
-    for (strategy, place) in [(Strategy::FillLease, "invalidate"), (Strategy::Strong, "settle")] {
-        let mut scene = Scene::warm(strategy);
-        scene
-            .play(&[
-                ("writer", place),
-                ("other writer", END),
-                ("writer", END),
-                ("late reader", END),
-            ])
-            .await;
-        scene.is_right().await;
+    for strategy in SAFE {
+        schedules::TOLD_IN_THE_WRONG_ORDER.play(strategy).await.is_right().await;
     }
 }
 
@@ -269,12 +227,8 @@ async fn two_writers_commit_in_the_wrong_order() {
     scene.play(&[("one", "commit"), ("another", "commit"), ("another", END), ("one", END)]).await;
     let cached = scene.world.cached().await;
     assert_eq!((cached, scene.world.truth()), (Some(41), 40), "{}", scene.story());
-    for (strategy, place) in [(Strategy::FillLease, "commit"), (Strategy::Strong, "commit")] {
-        let mut scene = Scene::warm(strategy);
-        let order =
-            [("writer", place), ("other writer", END), ("writer", END), ("late reader", END)];
-        scene.play(&order).await;
-        scene.is_right().await;
+    for strategy in SAFE {
+        schedules::COMMITTED_IN_THE_WRONG_ORDER.play(strategy).await.is_right().await;
     }
 }
 
@@ -291,10 +245,7 @@ async fn a_commit_that_fails_after_the_set_leaves_what_never_was() {
         Strategy::UpdateThenDelete,
         Strategy::DeleteThenUpdate,
     ] {
-        let mut scene = Scene::warm(strategy);
-        scene.world.commit_fails();
-        scene.play(&[("writer", END), ("reader", END), ("late reader", END)]).await;
-        scene.is_right().await;
+        schedules::COMMIT_FAILS.play(strategy).await.is_right().await;
     }
 }
 
@@ -306,10 +257,7 @@ async fn a_set_that_is_lost_leaves_the_old_value() {
     scene.lab.kill("one");
     scene.play(&[("reader", END), ("late reader", END)]).await;
     assert_eq!(scene.report().await.stuck, 1, "{}", scene.story());
-    let mut scene = Scene::warm(Strategy::Strong);
-    scene.play(&[("writer", "settle")]).await;
-    scene.lab.kill("writer");
-    scene.play(&[("reader", END), ("late reader", END)]).await;
+    let mut scene = schedules::LOST_DELETE.play(Strategy::Strong).await;
     assert_eq!(scene.report().await.stuck, 0, "{}", scene.story());
 }
 
@@ -319,11 +267,7 @@ async fn a_replica_that_lags_fills_the_old_value() {
     for (strategy, stuck) in
         [(Strategy::UpdateThenDelete, 1), (Strategy::FillLease, 0), (Strategy::Strong, 0)]
     {
-        let mut scene = Scene::warm(strategy);
-        scene.world.replica_lags();
-        scene.play(&[("writer", END), ("reader", END)]).await;
-        scene.world.replica_catches_up();
-        scene.play(&[("late reader", END)]).await;
+        let mut scene = schedules::LAGGING_REPLICA.play(strategy).await;
         let report = scene.report().await;
         // The reader got what the replica had; nobody can help that.
         assert!(report.stale > 0, "{strategy}: {report:?}");
@@ -334,58 +278,55 @@ async fn a_replica_that_lags_fills_the_old_value() {
 /// The store forgets everything while a reader loads: its fill must not come back.
 #[tokio::test(start_paused = true)]
 async fn a_fill_after_the_store_was_emptied_brings_the_old_value() {
-    let race = async |strategy| {
-        let mut scene = Scene::new(strategy);
-        loads(&mut scene, "reader").await;
-        scene.play(&[("writer", END)]).await;
-        scene.world.store().clear();
-        scene.play(&[("reader", END), ("late reader", END)]).await;
-        scene
-    };
-    race(Strategy::UpdateThenDelete).await.is_stuck().await;
+    let race = schedules::EMPTIED_STORE;
+    race.play(Strategy::UpdateThenDelete).await.is_stuck().await;
     for strategy in SAFE {
-        race(strategy).await.is_right().await;
+        race.play(strategy).await.is_right().await;
     }
+}
+
+/// Whether a write is there after the cache died that it was made with; a write that waits in the cache is not.
+async fn a_write_outlives_the_cache(strategy: Strategy) -> bool {
+    let behind = strategy == Strategy::WriteBehind;
+    let mut server = testkit::server::redis(&[]).await;
+    let store = Redis::connect_warm(&format!("redis://{}", server.address())).await.unwrap();
+    let (world, key) = (World::new(), "k".to_owned());
+    let table = Cache::builder(store).table(strategy, Rows::new(&world, None)).unwrap();
+    let patient = async || loop {
+        match table.read(&key).await {
+            // While it is away, nobody reads past a change that may wait there.
+            Err(Error::Busy { retry_after }) => tokio::time::sleep(retry_after).await,
+            read => return read.unwrap().value,
+        }
+    };
+    let read = async || soon("a value", patient()).await;
+    assert_eq!(read().await.as_deref(), Some(&0), "{strategy}");
+    if behind {
+        // So that it has to wait.
+        world.commit_fails();
+    }
+    table.write(&key, Some(7)).await.unwrap();
+    assert_eq!(read().await.as_deref(), Some(&7), "{strategy}");
+    // It keeps nothing on disk.
+    server.restart().await;
+    let after = read().await;
+    assert_eq!(after.as_deref(), Some(&world.truth()), "{strategy}");
+    world.truth() == 7
 }
 
 /// 002 §1.2: what is written to the cache first is lost with it, if it dies before the database has it.
 #[tokio::test]
 async fn a_cache_that_dies_before_it_wrote_back_loses_the_write() {
     for strategy in [Strategy::WriteBehind, Strategy::FillLease, Strategy::Strong] {
-        let behind = strategy == Strategy::WriteBehind;
-        let mut server = testkit::server::redis(&[]).await;
-        let store = Redis::connect_warm(&format!("redis://{}", server.address())).await.unwrap();
-        let (world, key) = (World::new(), "k".to_owned());
-        let table = Cache::builder(store).table(strategy, Rows::new(&world, None)).unwrap();
-        let patient = async || loop {
-            match table.read(&key).await {
-                // While it is away, nobody reads past a change that may wait there.
-                Err(Error::Busy { retry_after }) => tokio::time::sleep(retry_after).await,
-                read => return read.unwrap().value,
-            }
-        };
-        let read = async || soon("a value", patient()).await;
-        assert_eq!(read().await.as_deref(), Some(&0), "{strategy}");
-        if behind {
-            // So that it has to wait.
-            world.commit_fails();
-        }
-        table.write(&key, Some(7)).await.unwrap();
-        assert_eq!(read().await.as_deref(), Some(&7), "{strategy}");
-        // It keeps nothing on disk.
-        server.restart().await;
-        let after = if behind { 0 } else { 7 };
-        assert_eq!((read().await.as_deref(), world.truth()), (Some(&after), after), "{strategy}");
+        let there = a_write_outlives_the_cache(strategy).await;
+        assert_eq!(there, strategy != Strategy::WriteBehind, "{strategy}");
     }
 }
 
 /// Within its bound, on purpose.
 #[tokio::test(start_paused = true)]
 async fn bounded_stale_serves_the_old_value_until_its_bound() {
-    let mut scene = Scene::warm(Strategy::BoundedStale);
-    scene.play(&[("writer", END), ("reader", END)]).await;
-    scene.world.pass(Duration::from_millis(1001));
-    scene.play(&[("late reader", END)]).await;
+    let mut scene = schedules::WITHIN_A_BOUND.play(Strategy::BoundedStale).await;
     scene.was_stale().await;
     assert_eq!(scene.report().await.stale, 1, "{}", scene.story());
 }

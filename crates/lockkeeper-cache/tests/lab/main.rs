@@ -9,6 +9,7 @@
 mod anomalies;
 mod gate;
 mod orders;
+mod schedules;
 mod world;
 
 use std::time::Duration;

@@ -23,9 +23,13 @@ use super::{Ordered, read, table, write};
 const KEYS: u32 = 50;
 const CHANGES: usize = 20;
 
+pub(super) const TABLES: &str =
+    "CREATE TABLE things (id INT PRIMARY KEY, name TEXT, version BIGINT, ms BIGINT, seq BIGINT);
+     CREATE TABLE history (n SERIAL PRIMARY KEY, id INT, name TEXT)";
+
 /// A table in PostgreSQL, and a list of all changes that it had.
 #[derive(Clone)]
-struct Postgres {
+pub(super) struct Postgres {
     pool: PgPool,
     /// So many stores are done, and then none.
     left: Arc<AtomicUsize>,
@@ -33,7 +37,7 @@ struct Postgres {
 }
 
 impl Postgres {
-    async fn connect(url: &str, left: usize) -> Self {
+    pub(super) async fn connect(url: &str, left: usize) -> Self {
         let pool = PgPool::connect(url).await.unwrap();
         Self { pool, left: Arc::new(AtomicUsize::new(left)), stands: Arc::default() }
     }
@@ -78,7 +82,7 @@ impl Database<u32, String> for Postgres {
     }
 }
 
-async fn builder(server: &Server, locked: bool) -> Builder {
+pub(super) async fn builder(server: &Server, locked: bool) -> Builder {
     let url = format!("redis://{}", server.address());
     let time = Duration::from_millis(500);
     let builder = Cache::builder(Redis::connect_warm(&url).await.unwrap());
@@ -95,11 +99,7 @@ async fn killed(locked: bool) {
     let postgres = System::Postgres.shared().await;
     let place = format!("behind_{locked}");
     postgres.operator("", &format!("CREATE DATABASE {place}"));
-    postgres.operator(
-        &place,
-        "CREATE TABLE things (id INT PRIMARY KEY, name TEXT, version BIGINT, ms BIGINT, seq BIGINT);
-         CREATE TABLE history (n SERIAL PRIMARY KEY, id INT, name TEXT)",
-    );
+    postgres.operator(&place, TABLES);
     let url = postgres.url(&place);
     // As a process of its own: nothing of it is left afterwards.
     let doomed = Runtime::new().unwrap();
