@@ -61,7 +61,7 @@ impl Builder {
     pub(crate) fn new(store: Arc<dyn Store>) -> Self {
         let secs = Duration::from_secs;
         let settings = Settings {
-            namespace: "cache".to_owned(),
+            namespace: String::new(),
             ttl: secs(600),
             null_ttl: secs(30),
             lease: secs(10),
@@ -81,9 +81,9 @@ impl Builder {
         Self { store, guards, tags: None, settings, options }
     }
 
-    /// What all keys begin with, before a colon. Default `cache`. Two caches with one namespace at one store share their
-    /// entries, so they must have the same keys and values. One that continues another after a colon may, too: the key `b:c`
-    /// of `a` is the key `c` of `a:b`. Nor may one continue another with `#tag`, where the tags of that one are.
+    /// What all keys begin with, before a colon. Needed, and without a default: two caches with one namespace at one store
+    /// share their entries, and must have the same keys and values. One that continues another after a colon may, too: the key
+    /// `b:c` of `a` is the key `c` of `a:b`. Nor may one continue another with `#tag`, where the tags of that one are.
     pub fn namespace(mut self, namespace: impl Into<String>) -> Self {
         self.settings.namespace = namespace.into();
         self
@@ -251,6 +251,10 @@ fn check(settings: &Settings) -> Result<()> {
         ("floor", floor),
         ("intent", intent),
     ];
+    if settings.namespace.is_empty() {
+        let why = "a cache needs a name of its own, which all of its keys begin with";
+        return Err(Error::Config(format!("{why}: Builder::namespace")));
+    }
     if let Some((name, _)) = times.iter().find(|(_, time)| time.as_millis() == 0) {
         return Err(Error::Config(format!("{name} must be at least a millisecond")));
     }

@@ -310,7 +310,9 @@ where
     /// # async fn main() -> Result<(), lockkeeper_cache::Error> {
     /// # use lockkeeper_cache::{Cache, Error, Loaded, Memory};
     /// # let store = Memory::new();
-    /// let cache = Cache::builder(store).build(async |id: u64| Ok::<_, Error>(Loaded::found(id)))?;
+    /// let cache = Cache::builder(store)
+    ///     .namespace("user")
+    ///     .build(async |id: u64| Ok::<_, Error>(Loaded::found(id)))?;
     /// cache.get(&7).await?;
     /// cache.idle().await;
     /// assert_eq!(cache.stats().fills, 1);

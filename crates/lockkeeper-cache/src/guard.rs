@@ -154,6 +154,7 @@ impl Builder {
     /// use lockkeeper_cache::{Cache, Error, Loaded, Memory};
     ///
     /// let articles = Cache::builder(Memory::new())
+    ///     .namespace("article")
     ///     .validate(|key| match key.bytes().all(|byte| byte.is_ascii_alphanumeric()) {
     ///         true => Ok(()),
     ///         false => Err("letters and digits only".to_owned()),

@@ -342,10 +342,11 @@ mod tests {
         let time = Duration::from_secs(3);
         for (takes, says) in [(1, false), (1, true), (3, true), (4, false), (4, true)] {
             let store = Slow { takes: Duration::from_secs(takes), says };
-            let cache = Cache::builder(store).timeout(time).build(async |_: u8| {
-                std::future::pending::<()>().await;
-                Ok::<_, Error>(Loaded::found(1_u8))
-            });
+            let cache =
+                Cache::builder(store).namespace("cache").timeout(time).build(async |_: u8| {
+                    std::future::pending::<()>().await;
+                    Ok::<_, Error>(Loaded::found(1_u8))
+                });
             let (cache, since) = (cache.unwrap(), Instant::now());
             let one = async {
                 let ended = cache.read(&1, Freshness::Any).await;
@@ -365,7 +366,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_crowd_has_time_for_the_database_when_the_store_hangs() {
         let store = Slow { takes: Duration::from_secs(2), says: true };
-        let builder = Cache::builder(store).timeout(Duration::from_secs(3));
+        let builder = Cache::builder(store).namespace("cache").timeout(Duration::from_secs(3));
         let cache = builder.build(async |_: u8| Ok::<_, Error>(Loaded::found(1_u8))).unwrap();
         let reads = join_all((0..200).map(|_| cache.get(&1))).await;
         for read in reads {

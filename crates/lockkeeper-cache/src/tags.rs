@@ -56,6 +56,7 @@ where
     /// # async fn main() -> Result<(), lockkeeper_cache::Error> {
     /// # use lockkeeper_cache::{Cache, Error, Loaded, Memory};
     /// let prices = Cache::builder(Memory::new())
+    ///     .namespace("price")
     ///     .tags(|article: &String| vec![article[..1].to_owned()])
     ///     .build(async |article: String| Ok::<_, Error>(Loaded::found(article.len())))?;
     /// for article in ["pen", "paper", "ink"] {

@@ -183,6 +183,7 @@ where
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # use lockkeeper_cache::{entry::Settled, Cache, Error, Loaded, Memory};
     /// # let users = Cache::builder(Memory::new())
+    /// #     .namespace("user")
     /// #     .build(async |id: u64| Ok::<_, Error>(Loaded::found(id)))?;
     /// let update = async {
     ///     // BEGIN; UPDATE users SET … WHERE id = 7 RETURNING version; COMMIT

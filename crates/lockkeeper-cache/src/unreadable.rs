@@ -143,10 +143,12 @@ impl Builder {
     ///
     /// let store = Memory::new();
     /// let names = Cache::builder(store.clone())
+    ///     .namespace("user")
     ///     .build(async |_: u64| Ok::<_, Error>(Loaded::found("Ada".to_owned())))?;
     /// names.get(&7).await?;
     /// // A later program, whose values are numbers, and nobody has raised the schema.
     /// let numbers = Cache::builder(store)
+    ///     .namespace("user")
     ///     .keep_unreadable(10)
     ///     .build(async |id: u64| Ok::<_, Error>(Loaded::found(id)))?;
     /// assert_eq!(numbers.get(&7).await?.as_deref(), Some(&7));

@@ -34,7 +34,9 @@ where
     /// # #[tokio::main]
     /// # async fn main() -> Result<(), lockkeeper_cache::Error> {
     /// # use lockkeeper_cache::{Cache, Error, Loaded, Memory};
-    /// # let names = Cache::builder(Memory::new()).build(async |id: u64| {
+    /// # let names = Cache::builder(Memory::new())
+    /// #     .namespace("name")
+    /// #     .build(async |id: u64| {
     /// #     Ok::<_, Error>(Loaded::found(format!("user {id}")).version(1))
     /// # })?;
     /// names.get(&7).await?;

@@ -82,7 +82,7 @@ mod tests {
             9 => Err(Error::Config("told to fail".into())),
             key => Ok(Loaded::found(key)),
         };
-        let cache = Cache::builder(Memory::new()).build(loader).unwrap();
+        let cache = Cache::builder(Memory::new()).namespace("cache").build(loader).unwrap();
         let load = load(&cache);
         for text in ["", "x", "-1", "007", "+7", " 7"] {
             assert!(load(text).is_none(), "{text}");

@@ -99,6 +99,7 @@ scripts! {
 /// let store = Redis::connect("redis://localhost").await?;
 /// let known = store.filter("users")?;
 /// let users = Cache::builder(store)
+///     .namespace("user")
 ///     .filter(known)
 ///     .build(async |id: u64| Ok::<_, Error>(Loaded::found(id)))?;
 /// # drop(users);

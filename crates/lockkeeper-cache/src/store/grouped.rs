@@ -32,6 +32,7 @@ use crate::group::{Group, GroupError};
 /// // `Redis::connect(…)` for each of several servers that know nothing of each other.
 /// let nodes = ["a", "b", "c"].map(|name| (name, Arc::new(Memory::new()) as Arc<dyn Store>));
 /// let cache = Cache::builder(Grouped::new(nodes)?)
+///     .namespace("user")
 ///     .build(async |id: u64| Ok::<_, Error>(Loaded::found(id * 2)))?;
 /// assert_eq!(cache.get(&21).await?.as_deref(), Some(&42));
 /// # Ok(())

@@ -115,7 +115,9 @@ impl Redis {
     ///
     /// # Errors
     ///
-    /// When the URL makes no sense, the server cannot be reached, or its user may not send `INFO`.
+    /// When the URL makes no sense, the server cannot be reached, or its user may not send `INFO`. What a cache does
+    /// [while its store is down](crate::Builder::when_down) is about a store that was there: a program that is to start
+    /// without one has to try this again, and reads the database meanwhile.
     pub async fn connect(url: &str) -> Result<Self> {
         Self::open(url, false).await
     }

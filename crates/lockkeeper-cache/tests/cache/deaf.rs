@@ -149,7 +149,7 @@ fn build_at(
         async move { Ok::<_, Error>(Loaded::found(read).version(read)) }
     };
     let level = FirstLevel::new(10).bound(Duration::from_secs(3600));
-    let builder = Cache::builder(Deaf(memory, Arc::clone(barrier)));
+    let builder = Cache::builder(Deaf(memory, Arc::clone(barrier))).namespace("cache");
     let builder = builder.timeout(Duration::from_millis(500));
     builder.build_with(codec, loader).unwrap().with_first_level(level).unwrap()
 }

@@ -18,7 +18,9 @@ async fn kept() -> (Server, String) {
 }
 
 async fn builder(url: &str) -> Builder {
-    Cache::builder(Redis::connect(url).await.unwrap()).timeout(Duration::from_secs(5))
+    Cache::builder(Redis::connect(url).await.unwrap())
+        .namespace("cache")
+        .timeout(Duration::from_secs(5))
 }
 
 /// What cannot be invalidated for now.

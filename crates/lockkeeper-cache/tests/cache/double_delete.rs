@@ -111,13 +111,15 @@ async fn another_process_deletes_for_one_that_is_gone() {
     let server = server::redis(&[]).await;
     let url = format!("redis://{}", server.address());
     let names = Names::default();
-    let reader = table(Cache::builder(Redis::connect(&url).await.unwrap()), &names);
+    let reader =
+        table(Cache::builder(Redis::connect(&url).await.unwrap()).namespace("cache"), &names);
     let other = reader.clone();
     let (committed, wait) = oneshot::channel();
     let (near, rows) = (url.clone(), names.clone());
     let doomed = tokio::runtime::Runtime::new().unwrap();
     doomed.spawn(async move {
-        let writer = table(Cache::builder(Redis::connect(&near).await.unwrap()), &rows);
+        let writer =
+            table(Cache::builder(Redis::connect(&near).await.unwrap()).namespace("cache"), &rows);
         let commit = async {
             other.read(&1).await.unwrap();
             rows.set(1, Some("new"));
@@ -139,7 +141,7 @@ async fn a_queue_that_nobody_looks_at_ends() {
     let server = server::redis(&[]).await;
     let store = Redis::connect(&format!("redis://{}", server.address())).await.unwrap();
     let names = Names::default();
-    let late = Cache::builder(store).second_delete(HOUR);
+    let late = Cache::builder(store).namespace("cache").second_delete(HOUR);
     let late = late.table(Strategy::DoubleDelete, names).unwrap();
     late.write(&1, Some("new".into())).await.unwrap();
     let raw = Raw::connect(server.address()).await;
@@ -149,7 +151,9 @@ async fn a_queue_that_nobody_looks_at_ends() {
 
 #[test]
 fn without_a_runtime_there_is_nobody_to_delete() {
-    let refused =
-        Cache::builder(Memory::new()).table(Strategy::DoubleDelete, Names::default()).unwrap_err();
+    let refused = Cache::builder(Memory::new())
+        .namespace("cache")
+        .table(Strategy::DoubleDelete, Names::default())
+        .unwrap_err();
     assert!(refused.to_string().contains("runtime"), "{refused}");
 }

@@ -145,7 +145,7 @@ async fn a_server_that_is_gone_costs_loads_and_no_answers() {
     let mut server = server::redis(&[]).await;
     let url = format!("redis://{}", server.address());
     let database = Database::new();
-    let builder = Cache::builder(Redis::connect(&url).await.unwrap());
+    let builder = Cache::builder(Redis::connect(&url).await.unwrap()).namespace("cache");
     let mut client = Client::new(builder.timeout(Duration::from_secs(5)), &database);
     assert_eq!(client.loaded().await, 1);
     server.kill();
@@ -183,7 +183,10 @@ async fn a_server_without_memory_still_invalidates() {
     let server = server::redis(&[]).await;
     let url = format!("redis://{}", server.address());
     let database = Database::new();
-    let mut client = Client::new(Cache::builder(Redis::connect(&url).await.unwrap()), &database);
+    let mut client = Client::new(
+        Cache::builder(Redis::connect(&url).await.unwrap()).namespace("cache"),
+        &database,
+    );
     assert_eq!(client.loaded().await, 1);
     let raw = Raw::connect(server.address()).await;
     raw.ask("CONFIG SET maxmemory 1").await;
@@ -200,7 +203,8 @@ async fn what_others_left_under_a_key_is_no_value() {
     let server = server::redis(&[]).await;
     let url = format!("redis://{}", server.address());
     let database = Database::new();
-    let builder = Cache::builder(Redis::connect(&url).await.unwrap()).timeout(SHORT * 5);
+    let builder =
+        Cache::builder(Redis::connect(&url).await.unwrap()).namespace("cache").timeout(SHORT * 5);
     let mut client = Client::new(builder, &database);
     let raw = Raw::connect(server.address()).await;
     raw.ask("SET cache:1 junk").await;
@@ -222,7 +226,9 @@ async fn nothing_is_stored_without_an_end() {
     let server = server::redis(&[]).await;
     let url = format!("redis://{}", server.address());
     let database = Database::new();
-    let builder = Cache::builder(Redis::connect(&url).await.unwrap()).keep_last(SHORT * 100);
+    let builder = Cache::builder(Redis::connect(&url).await.unwrap())
+        .namespace("cache")
+        .keep_last(SHORT * 100);
     let mut client = Client::new(builder, &database);
     let raw = Raw::connect(server.address()).await;
     assert_eq!(client.loaded().await, 1);
@@ -244,8 +250,14 @@ async fn an_answer_that_is_lost_does_no_harm() {
     let [near, far] =
         [server.address(), proxy.address()].map(|address| format!("redis://{address}"));
     let database = Database::new();
-    let mut client = Client::new(Cache::builder(Redis::connect(&far).await.unwrap()), &database);
-    let mut other = Client::new(Cache::builder(Redis::connect(&near).await.unwrap()), &database);
+    let mut client = Client::new(
+        Cache::builder(Redis::connect(&far).await.unwrap()).namespace("cache"),
+        &database,
+    );
+    let mut other = Client::new(
+        Cache::builder(Redis::connect(&near).await.unwrap()).namespace("cache"),
+        &database,
+    );
     // To a fill: it is sent again, and finds that it was done.
     let get = client.get();
     let load = client.load().await;

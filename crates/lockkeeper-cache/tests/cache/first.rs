@@ -19,7 +19,7 @@ const BOUND: Duration = Duration::from_millis(400);
 /// A cache of what the database has, with a first level.
 pub(crate) async fn cache(url: &str, database: &Database) -> Cache<u32, u64> {
     let store = soon("connected", Redis::connect(url)).await.unwrap();
-    build(Cache::builder(store), database)
+    build(Cache::builder(store).namespace("cache"), database)
         .with_first_level(FirstLevel::new(1000).bound(BOUND))
         .unwrap()
 }
@@ -125,7 +125,10 @@ async fn after_a_connection_was_lost_nothing_old_is_served() {
     let proxy = Proxy::to(server.address()).await;
     let database = Database::new();
     let reader = cache(&format!("redis://{}", proxy.address()), &database).await;
-    let writer = build(Cache::builder(Redis::connect(&url(&server)).await.unwrap()), &database);
+    let writer = build(
+        Cache::builder(Redis::connect(&url(&server)).await.unwrap()).namespace("cache"),
+        &database,
+    );
     assert_eq!(first(&reader).await, 1);
     proxy.cut();
     database.commit();
@@ -186,6 +189,7 @@ async fn that_there_is_nothing_is_known_here_too() {
     let server = server::redis(&[]).await;
     let store = Redis::connect(&url(&server)).await.unwrap();
     let cache = Cache::builder(store)
+        .namespace("cache")
         .build(async |_: u32| Ok::<_, Error>(Loaded::<u64>::nothing()))
         .unwrap()
         .with_first_level(FirstLevel::new(10))
@@ -217,7 +221,7 @@ async fn reads_that_want_more_go_on() {
 
 #[tokio::test]
 async fn memory_needs_none() {
-    let cache = build(Cache::builder(Memory::new()), &Database::new());
+    let cache = build(Cache::builder(Memory::new()).namespace("cache"), &Database::new());
     // What was refused is not there either, and who tries again is told the same.
     for _ in 0..2 {
         let Err(Error::Config(why)) = cache.clone().with_first_level(FirstLevel::new(10)) else {
@@ -282,7 +286,10 @@ async fn after_a_fail_over_the_new_master_is_heard() {
     redis.master_other_than(0).await;
     let found = async || read(&reader).await == (2, Source::First);
     eventually("the new one is here", found).await;
-    let writer = build(Cache::builder(Redis::connect(&redis.url()).await.unwrap()), &database);
+    let writer = build(
+        Cache::builder(Redis::connect(&redis.url()).await.unwrap()).namespace("cache"),
+        &database,
+    );
     database.commit();
     writer.invalidate(&[1]).await.unwrap();
     eventually("it is heard", async || read(&reader).await == (3, Source::First)).await;

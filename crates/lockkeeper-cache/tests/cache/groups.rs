@@ -36,7 +36,7 @@ impl Servers {
             let store = Redis::connect(&format!("redis://{}", server.address())).await.unwrap();
             nodes.push((name, Arc::new(store) as Arc<dyn Store>));
         }
-        Cache::builder(Grouped::new(nodes).unwrap())
+        Cache::builder(Grouped::new(nodes).unwrap()).namespace("cache")
     }
 }
 
@@ -139,7 +139,7 @@ async fn a_group_of_which_one_tells_nothing_has_no_first_level() {
     let (server, database) = (server::redis(&[]).await, Database::new());
     let redis = Redis::connect(&format!("redis://{}", server.address())).await.unwrap();
     let nodes: [(_, Arc<dyn Store>); 2] = [("a", Arc::new(redis)), ("b", Arc::new(Memory::new()))];
-    let cache = build(Cache::builder(Grouped::new(nodes).unwrap()), &database);
+    let cache = build(Cache::builder(Grouped::new(nodes).unwrap()).namespace("cache"), &database);
     let refused = cache.with_first_level(FirstLevel::new(10));
     assert!(matches!(refused, Err(Error::Config(_))), "{refused:?}");
 }

@@ -28,10 +28,10 @@ impl Place {
     /// For a cache with a connection of its own.
     pub(crate) async fn builder(&self) -> Builder {
         match self {
-            Self::Memory(memory) => Cache::builder(memory.clone()),
+            Self::Memory(memory) => Cache::builder(memory.clone()).namespace("cache"),
             Self::Redis(server) => {
                 let url = format!("redis://{}", server.address());
-                Cache::builder(Redis::connect(&url).await.unwrap())
+                Cache::builder(Redis::connect(&url).await.unwrap()).namespace("cache")
             }
         }
     }

@@ -79,7 +79,7 @@ async fn who_sees_a_lease_that_came_late_does_not_join_the_load_that_gave_it_up(
     let (store, kept) = (Memory::new(), Arc::new(Mutex::new(None)));
     let late = Late { store: store.clone(), on: AtomicBool::new(true), kept: Arc::clone(&kept) };
     let (database, lease) = (Database::new(), Duration::from_millis(200));
-    let mut client = Client::new(Cache::builder(late).lease(lease), &database);
+    let mut client = Client::new(Cache::builder(late).namespace("cache").lease(lease), &database);
     let early = client.get();
     let old = client.load().await;
     database.commit();
@@ -101,7 +101,7 @@ async fn who_sees_a_lease_that_came_late_does_not_join_the_load_that_gave_it_up(
 fn a_load_that_ends_with_its_runtime_is_not_waited_for() {
     let first = tokio::runtime::Runtime::new().unwrap();
     let database = Database::new();
-    let mut client = Client::new(Cache::builder(Memory::new()), &database);
+    let mut client = Client::new(Cache::builder(Memory::new()).namespace("cache"), &database);
     let load = first.block_on(async {
         // So each read goes to the database, one after the other.
         let _write = client.cache.intend(&[1]).await.unwrap();

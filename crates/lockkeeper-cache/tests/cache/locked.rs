@@ -89,7 +89,7 @@ async fn differences(strategy: Strategy, orders: usize) -> usize {
         lab.patience(Duration::from_millis(20));
         let (names, store, locks) = (Names::default(), Memory::new(), Locks::memory());
         let table = |at: At| -> Table<u32, String> {
-            let builder = Cache::builder(store.clone()).locks(locks.clone());
+            let builder = Cache::builder(store.clone()).namespace("cache").locks(locks.clone());
             builder.table(strategy, Stepped { names: names.clone(), at }).unwrap()
         };
         for name in ["one", "other"] {
@@ -116,7 +116,7 @@ async fn differences(strategy: Strategy, orders: usize) -> usize {
                 return;
             }
             ended.fetch_add(1, Ordering::SeqCst);
-            let builder = Cache::builder(store).locks(locks);
+            let builder = Cache::builder(store).namespace("cache").locks(locks);
             let table = builder.table(strategy, names.clone()).unwrap();
             let read = soon("a value", table.read(&1)).await.unwrap();
             if read.value.as_deref() != names.get(1).as_ref() {

@@ -32,6 +32,7 @@ async fn loads_of(cache: &Cache<String, u64>, keys: &[String]) -> u64 {
     for some in keys.chunks(100) {
         soon("all", cache.get_many(some)).await.unwrap();
     }
+    soon("all are cached", cache.idle()).await;
     cache.stats().loads - before
 }
 
@@ -85,8 +86,9 @@ async fn odd_letters_in_keys_and_namespaces_are_only_letters(place: &Place) {
         "\u{fffd}\u{0301}",
     ];
     let keys: Vec<String> = odd.iter().map(ToString::to_string).collect();
-    for namespace in odd {
-        let cache = counting(place.builder().await.namespace(namespace));
+    // A key may be empty, and a namespace not.
+    for namespace in &odd[1..] {
+        let cache = counting(place.builder().await.namespace(*namespace));
         assert_eq!(loads_of(&cache, &keys).await, keys.len() as u64, "{namespace:?}");
         assert_eq!(loads_of(&cache, &keys).await, 0, "{namespace:?}");
         for key in &keys {
@@ -103,7 +105,7 @@ async fn what_others_left_in_a_namespace_does_not_keep_it_from_being_cleared() {
     let place = Place::redis().await;
     let Place::Redis(server) = &place else { unreachable!() };
     let url = format!("redis://{}?prefix=app[1]", server.address());
-    let cache = counting(Cache::builder(Redis::connect(&url).await.unwrap()));
+    let cache = counting(Cache::builder(Redis::connect(&url).await.unwrap()).namespace("cache"));
     let keys = ["a".to_owned(), "b".to_owned()];
     assert_eq!(loads_of(&cache, &keys).await, 2);
     let raw = Raw::connect(server.address()).await;

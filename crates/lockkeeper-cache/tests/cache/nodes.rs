@@ -54,7 +54,7 @@ async fn a_server_of_a_cluster_that_does_not_answer_costs_its_own_keys_alone() {
     let cluster = Cluster::start(Duration::from_secs(60)).await;
     let store = soon("connected", Redis::connect(&cluster.url())).await.unwrap();
     let loader = async |key: u32| Ok::<_, Error>(Loaded::found(key));
-    let cache = Cache::builder(store).build(loader).unwrap();
+    let cache = Cache::builder(store).namespace("cache").build(loader).unwrap();
     let keys: Vec<u32> = (0..50).collect();
     soon("all", cache.get_many(&keys)).await.unwrap();
     soon("all are filled", cache.idle()).await;

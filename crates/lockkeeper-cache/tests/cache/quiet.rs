@@ -118,7 +118,7 @@ impl Store for Quiet {
 
 async fn builder(server: &Server, fails: &Arc<AtomicBool>) -> Builder {
     let store = Redis::connect_warm(&format!("redis://{}", server.address())).await.unwrap();
-    let builder = Cache::builder(Quiet { store, fails: Arc::clone(fails) });
+    let builder = Cache::builder(Quiet { store, fails: Arc::clone(fails) }).namespace("cache");
     builder.timeout(Duration::from_millis(500))
 }
 

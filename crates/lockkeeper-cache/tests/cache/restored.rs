@@ -22,7 +22,7 @@ async fn connect(url: &str, warm: bool) -> Result<Redis, StoreError> {
 
 async fn client(url: &str, warm: bool, database: &Database) -> Client {
     let store = soon("connected", connect(url, warm)).await.unwrap();
-    Client::new(Cache::builder(store), database)
+    Client::new(Cache::builder(store).namespace("cache"), database)
 }
 
 /// Reads key 1 until the store answers again, whatever is loaded meanwhile.

@@ -30,7 +30,7 @@ async fn start() -> (Server, String) {
 }
 
 async fn cache(url: &str) -> Cache<u32, u32> {
-    let builder = Cache::builder(Redis::connect(url).await.unwrap());
+    let builder = Cache::builder(Redis::connect(url).await.unwrap()).namespace("cache");
     let builder = builder.tags(|key: &u32| vec![format!("{}", key % 10)]);
     builder.build(async |key: u32| Ok::<_, Error>(Loaded::found(key).version(1))).unwrap()
 }
@@ -107,7 +107,7 @@ async fn few_rights_are_enough_for_followers_and_writes_through_the_cache() {
     positions.forget("f").await.unwrap();
     let names = Names::default();
     let queue = RedisQueue::connect(&url, "t").await.unwrap();
-    let cache = Cache::builder(store).build(names.clone()).unwrap();
+    let cache = Cache::builder(store).namespace("cache").build(names.clone()).unwrap();
     let through = Through::builder(queue, cache, names.clone()).build();
     let written = soon("a write", through.write(&1, Some("a".into()))).await.unwrap();
     let consumer = through.consume();

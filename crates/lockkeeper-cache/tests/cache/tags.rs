@@ -110,6 +110,7 @@ async fn a_value_that_is_replaced_keeps_its_tags_for_as_long() {
     let memory = Memory::with_clock(1000, move || shown.load(Ordering::SeqCst));
     let cache = tagged(
         Cache::builder(memory)
+            .namespace("cache")
             .ttl(SECOND * 10)
             .null_ttl(SECOND)
             .lease(SECOND)

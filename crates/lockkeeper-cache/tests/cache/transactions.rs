@@ -187,7 +187,9 @@ async fn nothing_is_written_when_the_cache_cannot_be_told_before() {
     let mut server = server::redis(&[]).await;
     let url = format!("redis://{}", server.address());
     let store = lockkeeper_cache::Redis::connect(&url).await.unwrap();
-    let builder = lockkeeper_cache::Cache::builder(store).timeout(Duration::from_millis(200));
+    let builder = lockkeeper_cache::Cache::builder(store)
+        .namespace("cache")
+        .timeout(Duration::from_millis(200));
     let client = Client::new(builder, &Database::new());
     server.kill();
     let write = async { unreachable!("it is not to be written") };

@@ -44,7 +44,7 @@ async fn many_keys_are_one_command() {
     let server = server::redis(&[]).await;
     let store = Redis::connect(&format!("redis://{}", server.address())).await.unwrap();
     let loader = async |key: u32| Ok::<_, Error>(Loaded::found(key).version(1));
-    let cache = Cache::builder(store).build(loader).unwrap();
+    let cache = Cache::builder(store).namespace("cache").build(loader).unwrap();
     let keys: Vec<u32> = (0..100).collect();
     let rows = |version| -> Vec<_> {
         keys.iter().map(|key| (*key, Loaded::found(*key).version(version))).collect()
@@ -89,7 +89,7 @@ async fn a_miss_waits_for_two_answers() {
     let server = server::redis(&[]).await;
     let relay = Relay::to(server.address()).await;
     let store = Redis::connect(&format!("redis://{}", relay.address())).await.unwrap();
-    let mut client = Client::new(Cache::builder(store), &Database::new());
+    let mut client = Client::new(Cache::builder(store).namespace("cache"), &Database::new());
     let get = client.get();
     let load = client.load().await;
     let before = sent(&server).await;
@@ -120,7 +120,7 @@ async fn who_is_idle_may_end() {
             runtime.block_on(async {
                 let loader = async |key: usize| Ok::<_, Error>(Loaded::found(key));
                 let store = Redis::connect(&url).await.unwrap();
-                let cache = Cache::builder(store).build(loader).unwrap();
+                let cache = Cache::builder(store).namespace("cache").build(loader).unwrap();
                 cache.get(&key).await.unwrap();
                 cache.idle().await;
             });
@@ -128,7 +128,10 @@ async fn who_is_idle_may_end() {
         spawn_blocking(reads).await.unwrap();
     }
     let loader = async |key: usize| Err::<Loaded<usize>, _>(format!("{key} is not cached"));
-    let cache = Cache::builder(Redis::connect(&url).await.unwrap()).build(loader).unwrap();
+    let cache = Cache::builder(Redis::connect(&url).await.unwrap())
+        .namespace("cache")
+        .build(loader)
+        .unwrap();
     let found = cache.get_many(&[0, 1]).await.unwrap();
     assert_eq!(found, [Some(0.into()), Some(1.into())]);
     assert_eq!(cache.stats().waits, 0);

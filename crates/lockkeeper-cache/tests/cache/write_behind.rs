@@ -266,7 +266,9 @@ async fn what_cannot_be_stored_is_refused() {
     assert!(matches!(refused, Err(Error::InvalidKey(_))), "{refused:?}");
     let refused = table.write_with(&1, async { Ok(Loaded::nothing()) }).await;
     assert!(matches!(refused, Err(Error::Config(_))), "{refused:?}");
-    let memory = Cache::builder(Memory::new()).table(Strategy::WriteBehind, Ordered::default());
+    let memory = Cache::builder(Memory::new())
+        .namespace("cache")
+        .table(Strategy::WriteBehind, Ordered::default());
     assert!(matches!(&memory, Err(Error::Config(why)) if why.contains("Redis")), "{memory:?}");
     for namespace in ["", "}{"] {
         let builder = builder(&server).await.namespace(namespace);

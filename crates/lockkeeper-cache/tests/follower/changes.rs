@@ -294,7 +294,7 @@ async fn it_works_inside_a_process_as_well() {
         let number = source.read(id);
         async move { Ok::<_, Error>(Loaded::found(number)) }
     };
-    let cache = Cache::builder(Memory::new()).build(loader).unwrap();
+    let cache = Cache::builder(Memory::new()).namespace("cache").build(loader).unwrap();
     let follower = world.follow(&cache, &Locks::memory());
     world.caught_up(&follower).await;
     for number in 1..5 {

@@ -34,11 +34,14 @@ impl Scene {
         let url = format!("redis://{}", server.address());
         let connect = async || Redis::connect(&url).await.unwrap();
         let rows = Rows::many(KEYS);
-        let writer = rows.cache(Cache::builder(connect().await), versions);
+        let writer = rows.cache(Cache::builder(connect().await).namespace("cache"), versions);
         let followers = Arc::default();
         let unheard = Unheard { redis: connect().await, followers: Arc::clone(&followers) };
         let level = FirstLevel::new(10 * KEYS).bound(bound);
-        let reader = rows.cache(Cache::builder(unheard), versions).with_first_level(level).unwrap();
+        let reader = rows
+            .cache(Cache::builder(unheard).namespace("cache"), versions)
+            .with_first_level(level)
+            .unwrap();
         Self { rows, writer, reader, followers, _server: server }
     }
 

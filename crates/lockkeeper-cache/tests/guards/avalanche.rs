@@ -51,8 +51,11 @@ async fn ends(jitter: Option<Jitter>, nothing: bool) -> HashSet<u64> {
     let time = Arc::new(AtomicU64::new(1000));
     let clock = Arc::clone(&time);
     let store = Memory::with_clock(1000, move || clock.load(Ordering::SeqCst));
-    let mut builder =
-        Cache::builder(store.clone()).ttl(100 * SECOND).null_ttl(100 * SECOND).early(None);
+    let mut builder = Cache::builder(store.clone())
+        .namespace("cache")
+        .ttl(100 * SECOND)
+        .null_ttl(100 * SECOND)
+        .early(None);
     if let Some(jitter) = jitter {
         builder = builder.jitter(jitter);
     }
@@ -91,7 +94,10 @@ async fn what_is_filled_together_does_not_end_together() {
 #[tokio::test]
 async fn no_more_loads_begin_than_the_limit_lets() {
     let source = Source::default();
-    let builder = Cache::builder(Memory::new()).limit(limit(1, 3)).max_loads(64, SECOND / 10);
+    let builder = Cache::builder(Memory::new())
+        .namespace("cache")
+        .limit(limit(1, 3))
+        .max_loads(64, SECOND / 10);
     let cache = source.cache(builder);
     let since = Instant::now();
     let mut refused = 0;
@@ -118,7 +124,8 @@ async fn no_more_loads_begin_than_the_limit_lets() {
 #[tokio::test]
 async fn a_load_waits_for_its_turn() {
     let source = Source::default();
-    let builder = Cache::builder(Memory::new()).limit(limit(20, 1)).max_loads(64, LONG);
+    let builder =
+        Cache::builder(Memory::new()).namespace("cache").limit(limit(20, 1)).max_loads(64, LONG);
     let cache = source.cache(builder.timeout(LONG));
     let keys: Vec<u32> = (0..10).collect();
     let since = Instant::now();
@@ -135,7 +142,7 @@ fn quick() -> Policy {
 async fn a_database_that_fails_is_left_alone_and_tried_by_one() {
     let source = Source::default();
     let policy = Policy { open: Duration::from_secs(600), ..quick() };
-    let cache = source.cache(Cache::builder(Memory::new()).breaker(policy));
+    let cache = source.cache(Cache::builder(Memory::new()).namespace("cache").breaker(policy));
     source.broken.store(true, Ordering::SeqCst);
     let mut busy = 0;
     for key in 0..100 {
@@ -150,7 +157,7 @@ async fn a_database_that_fails_is_left_alone_and_tried_by_one() {
     }
     assert_eq!((source.loads(), busy), (5, 95));
     // Tried again, by one at a time, until it answers.
-    let cache = source.cache(Cache::builder(Memory::new()).breaker(quick()));
+    let cache = source.cache(Cache::builder(Memory::new()).namespace("cache").breaker(quick()));
     for key in 0..5 {
         assert!(matches!(cache.get(&key).await, Err(Error::Load(_))));
     }
@@ -164,7 +171,8 @@ async fn a_database_that_fails_is_left_alone_and_tried_by_one() {
 #[tokio::test]
 async fn a_database_that_hangs_is_left_alone_too() {
     let policy = Policy { calls: 2, open: Duration::from_secs(600), ..Policy::default() };
-    let builder = Cache::builder(Memory::new()).breaker(policy).timeout(SECOND / 10);
+    let builder =
+        Cache::builder(Memory::new()).namespace("cache").breaker(policy).timeout(SECOND / 10);
     let cache = builder
         .build(async |_: u32| std::future::pending::<Result<Loaded<u32>, Error>>().await)
         .unwrap();
@@ -177,7 +185,7 @@ async fn a_database_that_hangs_is_left_alone_too() {
 #[tokio::test]
 async fn a_store_that_is_down_is_asked_by_one_from_time_to_time() {
     let (store, source) = (Breaking::default(), Source::default());
-    let cache = source.cache(Cache::builder(store.clone()));
+    let cache = source.cache(Cache::builder(store.clone()).namespace("cache"));
     cache.get(&1).await.unwrap();
     store.set_down(true);
     let before = store.looks();
@@ -191,7 +199,8 @@ async fn a_store_that_is_down_is_asked_by_one_from_time_to_time() {
     assert!(cache.stats().down_reads >= 199);
     // Invalidations are tried nevertheless.
     let others = store.others();
-    let cache2 = source.cache(Cache::builder(store.clone()).timeout(SECOND / 20));
+    let cache2 =
+        source.cache(Cache::builder(store.clone()).namespace("cache").timeout(SECOND / 20));
     assert!(matches!(cache2.invalidate(&[1]).await, Err(Error::Store { .. })));
     assert!(store.others() > others);
     store.set_down(false);
@@ -209,7 +218,7 @@ async fn while_it_is_down_one_loads_a_key_at_a_time_and_nobody_gets_what_is_too_
     let store = Breaking::default();
     store.set_down(true);
     let database = Database::new();
-    let builder = Cache::builder(store).max_loads(64, LONG).timeout(LONG);
+    let builder = Cache::builder(store).namespace("cache").max_loads(64, LONG).timeout(LONG);
     let mut client = Client::new(builder, &database);
     let early = client.get();
     let load = client.load().await;
@@ -233,13 +242,15 @@ async fn while_it_is_down_reads_get_what_was_chosen() {
     let store = Breaking::default();
     store.set_down(true);
     let source = Source::default();
-    let cache = source.cache(Cache::builder(store.clone()).when_down(Down::Busy));
+    let cache =
+        source.cache(Cache::builder(store.clone()).namespace("cache").when_down(Down::Busy));
     for _ in 0..10 {
         assert!(matches!(cache.get(&1).await, Err(Error::Busy { .. })));
     }
     assert_eq!(source.loads(), 0);
     let down = Down::LoadAtMost(limit(1, 2));
-    let builder = Cache::builder(store.clone()).when_down(down).max_loads(64, SECOND / 20);
+    let builder =
+        Cache::builder(store.clone()).namespace("cache").when_down(down).max_loads(64, SECOND / 20);
     let cache = source.cache(builder);
     let since = Instant::now();
     let mut busy = 0;
@@ -263,7 +274,7 @@ async fn one_of_a_group_that_is_down_is_down_alone() {
     let nodes = ["a", "b", "c"].iter().zip(&stores);
     let nodes = nodes.map(|(name, store)| (*name, Arc::new(store.clone()) as Arc<dyn Store>));
     let source = Source::default();
-    let cache = source.cache(Cache::builder(Grouped::new(nodes).unwrap()));
+    let cache = source.cache(Cache::builder(Grouped::new(nodes).unwrap()).namespace("cache"));
     let keys: Vec<u32> = (0..300).collect();
     cache.get_many(&keys).await.unwrap();
     assert_eq!(cache.get_many(&keys).await.unwrap().len(), 300);
@@ -295,8 +306,9 @@ async fn one_of_a_group_that_is_down_is_down_alone() {
 async fn a_stale_value_is_served_while_another_process_loads() {
     let (memory, database) = (Memory::new(), Database::new());
     let minute = Duration::from_secs(60);
-    let [mut one, mut other] =
-        [0; 2].map(|_| Client::new(Cache::builder(memory.clone()).keep_last(minute), &database));
+    let [mut one, mut other] = [0; 2].map(|_| {
+        Client::new(Cache::builder(memory.clone()).namespace("cache").keep_last(minute), &database)
+    });
     assert_eq!(one.loaded().await, 1);
     database.commit();
     one.cache.invalidate(&[1]).await.unwrap();

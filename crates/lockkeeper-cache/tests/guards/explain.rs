@@ -76,6 +76,7 @@ async fn every_state_is_told(place: &Place) {
 #[tokio::test]
 async fn no_value_is_shown_and_nothing_is_counted() {
     let cache = Cache::builder(Memory::new())
+        .namespace("cache")
         .build(async |_: String| Ok::<_, Error>(Loaded::found("the secret".to_owned())));
     let cache = cache.unwrap();
     let key = "line\nbreak".to_owned();
@@ -93,7 +94,8 @@ async fn no_value_is_shown_and_nothing_is_counted() {
 async fn what_guards_it_is_told() {
     let (filter, store) = (LocalFilter::new(), Breaking::default());
     let policy = Policy { calls: 1, open: Duration::from_secs(600), ..Policy::default() };
-    let builder = Cache::builder(store.clone()).filter(filter.clone()).breaker(policy);
+    let builder =
+        Cache::builder(store.clone()).namespace("cache").filter(filter.clone()).breaker(policy);
     let cache = builder
         .when_down(Down::Busy)
         .build(async |_: u32| Err::<Loaded<u32>, _>("no database"))
@@ -121,7 +123,8 @@ async fn what_guards_it_is_told() {
 #[tokio::test]
 async fn what_is_owed_is_told() {
     let store = Breaking::default();
-    let builder = Cache::builder(store.clone()).timeout(Duration::from_millis(50));
+    let builder =
+        Cache::builder(store.clone()).namespace("cache").timeout(Duration::from_millis(50));
     let cache = builder.build(async |key: u32| Ok::<_, Error>(Loaded::found(key))).unwrap();
     cache.get(&1).await.unwrap();
     store.set_down(true);
@@ -137,6 +140,7 @@ async fn what_cannot_be_read_is_told() {
     let url = format!("redis://{}", server.address());
     let store = lockkeeper_cache::Redis::connect(&url).await.unwrap();
     let text = Cache::builder(store)
+        .namespace("cache")
         .schema(3)
         .build(async |_: u32| Ok::<_, Error>(Loaded::found("x".to_owned())))
         .unwrap();
@@ -145,6 +149,7 @@ async fn what_cannot_be_read_is_told() {
     let connect = async || lockkeeper_cache::Redis::connect(&url).await.unwrap();
     for (schema, read) in [(2, Outlook::Newer), (3, Outlook::Load), (4, Outlook::Load)] {
         let numbers = Cache::builder(connect().await)
+            .namespace("cache")
             .schema(schema)
             .build(async |_: u32| Ok::<_, Error>(Loaded::found(5_u32)))
             .unwrap();
@@ -168,7 +173,7 @@ async fn what_the_first_level_has_is_told() {
         let read = database.read();
         async move { Ok::<_, Error>(Loaded::found(read).version(read)) }
     };
-    let plain = Cache::builder(store).build(loader).unwrap();
+    let plain = Cache::builder(store).namespace("cache").build(loader).unwrap();
     assert_eq!(plain.explain(&1).await.unwrap().first, None, "there is none");
     let cache = plain.with_first_level(FirstLevel::new(10).ttl(Duration::from_secs(5))).unwrap();
     let explained = cache.explain(&1).await.unwrap();

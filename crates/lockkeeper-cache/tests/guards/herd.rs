@@ -43,7 +43,12 @@ pub(crate) async fn child(server: &str, database: &str) {
             row.map(Loaded::<(i64, String)>::found)
         }
     };
-    let builder = Cache::builder(store).max_loads(64, CASE).timeout(CASE).lease(CASE).ttl(CASE);
+    let builder = Cache::builder(store)
+        .namespace("cache")
+        .max_loads(64, CASE)
+        .timeout(CASE)
+        .lease(CASE)
+        .ttl(CASE);
     let cache = builder.build(loader).unwrap();
     say("ready");
     for key in 0.. {
@@ -79,7 +84,8 @@ fn reads(store: &Breaking, database: &Database) -> (Cache<u32, u64>, impl Fn(u32
         let read = source.read();
         async move { Ok::<_, Error>(Loaded::found(read)) }
     };
-    let builder = Cache::builder(store.clone()).max_loads(64, CASE).timeout(CASE);
+    let builder =
+        Cache::builder(store.clone()).namespace("cache").max_loads(64, CASE).timeout(CASE);
     let cache = builder.build(loader).unwrap();
     let reads = cache.clone();
     let get = move |key: u32| {

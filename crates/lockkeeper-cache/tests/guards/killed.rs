@@ -53,7 +53,7 @@ pub(crate) async fn child(server: &str, database: &str, number: i32, limited: bo
             Ok::<_, sqlx::Error>(Loaded::found(row))
         }
     };
-    let builder = Cache::builder(store).timeout(CASE);
+    let builder = Cache::builder(store).namespace("cache").timeout(CASE);
     let mut builder = builder.max_loads(64, Duration::from_millis(200));
     if limited {
         let number = |number| NonZeroU32::new(number).unwrap();

@@ -31,7 +31,7 @@ fn plan(keys: u64) -> Plan {
 #[tokio::test]
 async fn what_surely_is_not_there_is_not_loaded() {
     let filter = LocalFilter::new();
-    let builder = Cache::builder(Memory::new()).filter(filter.clone());
+    let builder = Cache::builder(Memory::new()).namespace("cache").filter(filter.clone());
     let cache = builder.build(async |key: u32| Ok::<_, Error>(Loaded::found(key))).unwrap();
     // Nothing is known before it is loaded.
     assert_eq!(cache.get(&7).await.unwrap().as_deref(), Some(&7));
@@ -136,6 +136,7 @@ async fn a_key_is_in_the_filter_before_anybody_is_told_that_it_was_written() {
 async fn what_somebody_is_about_to_write_is_not_for_the_filter_to_deny() {
     let filter = Strict::default();
     let cache = Cache::builder(Memory::new())
+        .namespace("cache")
         .filter(filter.clone())
         .build(async |key: u32| Ok::<_, Error>(Loaded::found(key)))
         .unwrap();
@@ -149,6 +150,7 @@ async fn what_somebody_is_about_to_write_is_not_for_the_filter_to_deny() {
 async fn a_value_that_is_set_is_in_the_filter() {
     let filter = Strict::default();
     let cache = Cache::builder(Memory::new())
+        .namespace("cache")
         .filter(filter.clone())
         .build(async |key: u32| Ok::<_, Error>(Loaded::found(key).version(1)))
         .unwrap();
@@ -165,6 +167,7 @@ async fn a_value_that_is_set_is_in_the_filter() {
 async fn a_key_that_could_not_be_inserted_is_inserted_later() {
     let filter = Strict::default();
     let cache = Cache::builder(Memory::new())
+        .namespace("cache")
         .filter(filter.clone())
         .timeout(Duration::from_millis(200))
         .build(async |key: u32| Ok::<_, Error>(Loaded::found(key)))
@@ -207,7 +210,7 @@ async fn a_table_inserts_what_it_writes_whatever_its_strategy() {
         Strategy::Bypass,
     ] {
         let filter = Strict::default();
-        let builder = Cache::builder(Memory::new()).filter(filter.clone());
+        let builder = Cache::builder(Memory::new()).namespace("cache").filter(filter.clone());
         let table = builder.table(strategy, Anything).unwrap();
         let known = filter.clone();
         let commit = async move {
@@ -247,6 +250,7 @@ impl Filter for Hangs {
 #[tokio::test]
 async fn a_filter_that_hangs_is_left_alone() {
     let cache = Cache::builder(Memory::new())
+        .namespace("cache")
         .filter(Hangs)
         .build(async |key: u32| Ok::<_, Error>(Loaded::found(key)))
         .unwrap();
@@ -279,6 +283,7 @@ impl Filter for Silent {
 #[tokio::test]
 async fn a_filter_that_never_answers_holds_up_no_explanation() {
     let cache = Cache::builder(Memory::new())
+        .namespace("cache")
         .filter(Silent)
         .timeout(Duration::from_millis(50))
         .build(async |key: u32| Ok::<_, Error>(Loaded::found(key)))
@@ -292,7 +297,8 @@ async fn a_filter_that_never_answers_holds_up_no_explanation() {
 async fn a_table_asks_the_database_no_more_than_its_cache_may() {
     for strategy in Strategy::ALL {
         let store = crate::broken::Breaking::default();
-        let builder = Cache::builder(store.clone()).keep_last(Duration::from_secs(1));
+        let builder =
+            Cache::builder(store.clone()).namespace("cache").keep_last(Duration::from_secs(1));
         let builder = builder.when_down(Down::Busy).timeout(Duration::from_millis(200));
         // Some need more than this store has; one has no use for it.
         let Ok(table) = builder.table(strategy, Anything) else { continue };
@@ -311,7 +317,7 @@ async fn a_table_asks_the_database_no_more_than_its_cache_may() {
 #[tokio::test]
 async fn a_key_that_is_refused_at_the_door_asks_nobody() {
     let (filter, store) = (Strict::default(), crate::broken::Breaking::default());
-    let builder = Cache::builder(store.clone()).filter(filter);
+    let builder = Cache::builder(store.clone()).namespace("cache").filter(filter);
     let positive = |key: &str| match key.starts_with('-') {
         true => Err("below zero".to_owned()),
         false => Ok(()),
@@ -332,6 +338,7 @@ async fn a_key_that_is_refused_at_the_door_asks_nobody() {
 #[tokio::test]
 async fn a_cache_without_a_filter_cannot_load_one() {
     let cache = Cache::builder(Memory::new())
+        .namespace("cache")
         .build(async |key: u32| Ok::<_, Error>(Loaded::found(key)))
         .unwrap();
     let nothing = || stream::iter(Vec::<Result<u32, Error>>::new());
@@ -346,7 +353,7 @@ async fn a_cache_without_a_filter_cannot_load_one() {
 /// many it may with an error rate of one in a hundred: more is as likely as one in a million. What it could not be asked for,
 /// on a machine that is too busy, is counted by the cache, and asked for again.
 async fn unknown<F: Filter + Clone + 'static>(filter: F, requests: u64) -> Stats {
-    let builder = Cache::builder(Memory::new()).filter(filter);
+    let builder = Cache::builder(Memory::new()).namespace("cache").filter(filter);
     let cache = builder
         .build(async |key: u64| Ok::<_, Error>(Loaded::from((key < 100_000).then_some(key))))
         .unwrap();
@@ -406,7 +413,8 @@ async fn while_a_shared_filter_does_not_answer_the_limit_holds_unknown_keys_back
     };
     let [rate, burst] = [50, 10].map(|number| NonZeroU32::new(number).unwrap());
     let limit = Limit::per_second(rate).burst(burst);
-    let builder = Cache::builder(Memory::new()).filter(shared(&server).await).limit(limit);
+    let builder =
+        Cache::builder(Memory::new()).namespace("cache").filter(shared(&server).await).limit(limit);
     let cache =
         builder.timeout(CASE).max_loads(64, Duration::from_millis(200)).build(loader).unwrap();
     let existing = || stream::iter((0..1000).map(Ok::<_, Error>));

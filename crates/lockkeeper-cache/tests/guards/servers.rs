@@ -49,15 +49,17 @@ fn url(server: &Server) -> String {
 async fn a_server_that_takes_no_writes_serves_what_it_has_until_it_is_told() {
     let server = server::redis(&[]).await;
     let database = Database::new();
-    let builder = Cache::builder(Redis::connect(&url(&server)).await.unwrap());
+    let builder = Cache::builder(Redis::connect(&url(&server)).await.unwrap()).namespace("cache");
     let mut client = Client::new(builder.timeout(Duration::from_secs(2)), &database);
     assert_eq!(client.loaded().await, 1);
     let raw = Raw::connect(server.address()).await;
     // A replica whose master is gone.
     raw.ask("REPLICAOF 127.0.0.1 1").await;
     assert_eq!(client.hit().await, 1);
-    let mut other =
-        Client::new(Cache::builder(Redis::connect(&url(&server)).await.unwrap()), &database);
+    let mut other = Client::new(
+        Cache::builder(Redis::connect(&url(&server)).await.unwrap()).namespace("cache"),
+        &database,
+    );
     let refused = client.cache.invalidate(&[1]).await;
     assert!(matches!(refused, Err(Error::Store { .. })), "the writer hears of it: {refused:?}");
     assert!(matches!(client.cache.intend(&[1]).await, Err(Error::Store { .. })));
@@ -86,7 +88,9 @@ async fn a_server_that_takes_no_writes_serves_what_it_has_until_it_is_told() {
 async fn a_process_that_stood_still_does_not_take_the_server_for_dead() {
     let server = server::redis(&[]).await;
     let store = Redis::connect(&url(&server)).await.unwrap();
-    let cache = Cache::builder(store).build(async |key: u32| Ok::<_, Error>(Loaded::found(key)));
+    let cache = Cache::builder(store)
+        .namespace("cache")
+        .build(async |key: u32| Ok::<_, Error>(Loaded::found(key)));
     let cache = cache.unwrap();
     cache.get(&1).await.unwrap();
     cache.idle().await;
@@ -110,7 +114,7 @@ async fn a_process_that_stood_still_does_not_take_the_server_for_dead() {
 async fn a_server_without_memory_goes_on_serving_what_it_has() {
     let server = server::redis(&[]).await;
     let database = Database::new();
-    let builder = Cache::builder(Redis::connect(&url(&server)).await.unwrap());
+    let builder = Cache::builder(Redis::connect(&url(&server)).await.unwrap()).namespace("cache");
     let mut client = Client::new(builder, &database);
     assert_eq!(client.loaded().await, 1);
     Raw::connect(server.address()).await.ask("CONFIG SET maxmemory 1").await;
@@ -134,7 +138,7 @@ async fn a_server_that_evicts_costs_loads_and_no_wrong_values() {
         async move { Ok::<_, Error>(Loaded::found((key, version, "x".repeat(20_000)))) }
     };
     let store = Redis::connect(&url(&server)).await.unwrap();
-    let cache = Cache::builder(store).build(loader).unwrap();
+    let cache = Cache::builder(store).namespace("cache").build(loader).unwrap();
     let info = raw.text("INFO memory").await.unwrap();
     let used = info.lines().find_map(|line| line.strip_prefix("used_memory:")).unwrap();
     let used: u64 = used.trim().parse().unwrap();
@@ -158,7 +162,7 @@ async fn a_server_that_is_slow_is_waited_for_and_one_that_is_too_slow_is_not() {
     let proxy = Proxy::to(server.address()).await;
     let store = Redis::connect(&format!("redis://{}", proxy.address())).await.unwrap();
     let database = Database::new();
-    let builder = Cache::builder(store).timeout(Duration::from_secs(15));
+    let builder = Cache::builder(store).namespace("cache").timeout(Duration::from_secs(15));
     let mut client = Client::new(builder, &database);
     proxy.delay(Way::Down, Duration::from_millis(100));
     assert_eq!(client.loaded().await, 1);

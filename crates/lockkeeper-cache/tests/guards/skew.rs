@@ -26,7 +26,7 @@ async fn cache(server: &str) -> Cache<u32, u64> {
         let row = row.unwrap_or_default().parse::<u64>()?;
         Ok::<_, std::num::ParseIntError>(Loaded::found(row).version(row))
     };
-    let builder = Cache::builder(store).ttl(TTL).refresh_after(TTL / 2);
+    let builder = Cache::builder(store).namespace("cache").ttl(TTL).refresh_after(TTL / 2);
     builder.build(loader).unwrap()
 }
 

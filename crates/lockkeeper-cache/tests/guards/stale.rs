@@ -26,7 +26,8 @@ async fn cache(server: &Server, database: &Database, down: Down) -> Cache<u32, u
         let read = database.read();
         async move { Ok::<_, Error>(Loaded::found(read).version(read)) }
     };
-    let builder = Cache::builder(store).timeout(Duration::from_secs(2)).when_down(down);
+    let builder =
+        Cache::builder(store).namespace("cache").timeout(Duration::from_secs(2)).when_down(down);
     let level = FirstLevel::new(100).bound(BOUND).ttl(LONG);
     builder.build(loader).unwrap().with_first_level(level).unwrap()
 }
@@ -131,7 +132,7 @@ fn unheard(store: &Breaking, database: &Database, ttl: Duration) -> Cache<u32, u
         async move { Ok::<_, Error>(Loaded::found(read).version(read)) }
     };
     let down = Down::Stale { bound: LONG, otherwise: None };
-    let builder = Cache::builder(store.clone()).when_down(down);
+    let builder = Cache::builder(store.clone()).namespace("cache").when_down(down);
     let level = FirstLevel::new(100).bound(LONG).ttl(ttl);
     builder.build(loader).unwrap().with_first_level(level).unwrap()
 }
@@ -190,7 +191,7 @@ async fn nonsense_is_refused() {
     let build = |builder: lockkeeper_cache::Builder| {
         builder.build(async |key: u32| Ok::<_, Error>(Loaded::found(key))).map(|_| ())
     };
-    let (builder, zero) = (|| Cache::builder(Memory::new()), Duration::ZERO);
+    let (builder, zero) = (|| Cache::builder(Memory::new()).namespace("cache"), Duration::ZERO);
     let policy = Policy::default();
     for wrong in [
         builder().when_down(Down::Stale { bound: zero, otherwise: None }),
@@ -201,6 +202,12 @@ async fn nonsense_is_refused() {
         builder().breaker(Policy { window: zero, ..policy }),
         builder().max_loads(0, zero),
         builder().ttl(zero),
+        // Others would share its entries.
+        Cache::builder(Memory::new()),
+        // These are for tables.
+        builder().locks(lockkeeper::Locks::memory()),
+        builder().second_delete(Duration::from_secs(1)),
+        builder().behind(1),
     ] {
         let refused = build(wrong);
         assert!(matches!(refused, Err(Error::Config(_))), "{refused:?}");

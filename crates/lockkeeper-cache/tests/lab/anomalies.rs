@@ -291,7 +291,8 @@ async fn a_write_outlives_the_cache(strategy: Strategy) -> bool {
     let mut server = testkit::server::redis(&[]).await;
     let store = Redis::connect_warm(&format!("redis://{}", server.address())).await.unwrap();
     let (world, key) = (World::new(), "k".to_owned());
-    let table = Cache::builder(store).table(strategy, Rows::new(&world, None)).unwrap();
+    let table =
+        Cache::builder(store).namespace("cache").table(strategy, Rows::new(&world, None)).unwrap();
     let patient = async || loop {
         match table.read(&key).await {
             // While it is away, nobody reads past a change that may wait there.

@@ -99,8 +99,13 @@ impl World {
         mutant: Option<Mutant>,
     ) -> Table<String, u64> {
         let store = Gate::new(self.store(), at.clone(), mutant);
-        let builder =
-            Cache::builder(store).ttl(TTL).timeout(NEVER).lease(NEVER).intent(INTENT).floor(NEVER);
+        let builder = Cache::builder(store)
+            .namespace("cache")
+            .ttl(TTL)
+            .timeout(NEVER)
+            .lease(NEVER)
+            .intent(INTENT)
+            .floor(NEVER);
         builder
             .locks(self.shared.locks.clone())
             .second_delete(SECOND_DELETE)

@@ -58,7 +58,7 @@ async fn redis() -> (Server, String) {
 
 /// A cache with item 1 in it.
 async fn warm(sql: &Sql, redis: &str) -> Cache<i32, i64> {
-    let builder = Cache::builder(Redis::connect(redis).await.unwrap());
+    let builder = Cache::builder(Redis::connect(redis).await.unwrap()).namespace("cache");
     let cache = sql.cache(builder.timeout(Duration::from_millis(500)));
     assert_eq!(number(&cache).await, 1);
     eventually("it is cached", async || cache.stats().fills == 1).await;

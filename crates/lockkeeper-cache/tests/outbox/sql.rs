@@ -155,7 +155,7 @@ pub(crate) async fn write_and_die(redis: &str, sql: &str) {
     }
     let store = lockkeeper_cache::Redis::connect(redis).await.unwrap();
     let pool = pool(system, sql);
-    let cache = cache(Cache::builder(store), &pool);
+    let cache = cache(Cache::builder(store).namespace("cache"), &pool);
     let mut tx = cache.transaction();
     tx.touch(&1).unwrap();
     let open = begin(&pool, &tx.row()).await;

@@ -79,7 +79,8 @@ async fn many_rows_that_hang_do_not_hold_up_one_that_does_not() {
     let (patience_ms, tried) = (Arc::new(AtomicU64::new(20)), Arc::default());
     let rows = Impatient { pool, patience_ms, tried };
     let store = soon("connected", Redis::connect(&url(&redis))).await.unwrap();
-    let cache = Cache::builder(store).timeout(2 * HANGS).build(rows.clone()).unwrap();
+    let cache =
+        Cache::builder(store).namespace("cache").timeout(2 * HANGS).build(rows.clone()).unwrap();
     let queue = soon("connected", RedisQueue::connect(&url(&redis), "t")).await.unwrap();
     let through = Through::builder(queue, cache, rows.clone()).build();
 

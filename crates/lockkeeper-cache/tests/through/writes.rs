@@ -180,7 +180,8 @@ async fn in_a_cluster_all_keys_of_a_queue_are_in_one_place() {
     let cluster = Cluster::shared().await;
     let (fake, near) = (Fake::default(), cluster.url());
     let store = soon("connected", Redis::connect(&near)).await.unwrap();
-    let cache = lockkeeper_cache::Cache::builder(store).build(fake.clone()).unwrap();
+    let cache =
+        lockkeeper_cache::Cache::builder(store).namespace("cache").build(fake.clone()).unwrap();
     let through = Through::builder(queue(&near).await, cache, fake.clone()).build();
     fake.is(7, Fault::Rejects);
     fake.is(8, Fault::Rejects);

@@ -85,7 +85,7 @@ impl Database<u32, String> for Postgres {
 pub(super) async fn builder(server: &Server, locked: bool) -> Builder {
     let url = format!("redis://{}", server.address());
     let time = Duration::from_millis(500);
-    let builder = Cache::builder(Redis::connect_warm(&url).await.unwrap());
+    let builder = Cache::builder(Redis::connect_warm(&url).await.unwrap()).namespace("cache");
     let builder = builder.namespace("things").lease(time).behind(300);
     match locked {
         true => builder.locks(Locks::connect(&url).await.unwrap().ttl(time)),
