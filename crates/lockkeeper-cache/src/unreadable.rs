@@ -221,6 +221,7 @@ mod tests {
         shelf.keep("a", &value("secret"), &"not expected: secret");
         let shown = format!("{:?} {:?}", shelf, shelf.list());
         assert!(shown.contains("length: 6") && !shown.contains("secret"), "{shown}");
-        assert!(!shown.contains("115"), "{shown}");
+        // Nor byte by byte; three digits alone may be a part of the ticket.
+        assert!(!shown.contains("115, 101"), "{shown}");
     }
 }
