@@ -21,6 +21,7 @@
 
 mod compare;
 
+use std::collections::HashSet;
 use std::fmt::{self, Display};
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -56,6 +57,8 @@ struct Running<K> {
     wait: Option<u64>,
     count: u64,
     picked: mpsc::Sender<Picked<K>>,
+    /// Whose turn is to come or to come again: a key that is read much is not to take the places of others.
+    going: HashSet<String>,
 }
 
 struct Picked<K> {
@@ -78,28 +81,47 @@ impl<K: Clone> Audits<K> {
         }
         let mut running = self.running.lock();
         if let Some(running) = &mut *running
+            && !running.going.contains(name)
             && running.picks()
         {
-            let picked = Picked { key: key.clone(), name: name.to_owned(), at: Instant::now() };
-            // Where it is full, others are audited later.
-            let _ = running.picked.try_send(picked);
+            running.send(key, name);
         }
     }
 
     /// Another turn for a key. `false`: the rate does not let for now.
     fn again(&self, Picked { key, name, .. }: &Picked<K>) -> bool {
-        let running = self.running.lock();
-        let Some(running) = &*running else { return true };
+        let mut running = self.running.lock();
+        let Some(running) = &mut *running else { return true };
         if running.limit.check().is_err() {
             return false;
         }
-        let picked = Picked { key: key.clone(), name: name.clone(), at: Instant::now() };
-        let _ = running.picked.try_send(picked);
+        running.send(key, name);
         true
+    }
+
+    /// It has no other turn.
+    fn is_over(&self, name: &str) {
+        if let Some(running) = &mut *self.running.lock() {
+            running.going.remove(name);
+        }
     }
 }
 
-impl<K> Running<K> {
+impl<K: Clone> Running<K> {
+    fn new(rate: NonZeroU32, picked: mpsc::Sender<Picked<K>>) -> Self {
+        let limit = Limit::per_second(rate).burst(NonZeroU32::MIN);
+        Self { limit, wait: None, count: 0, picked, going: HashSet::new() }
+    }
+
+    fn send(&mut self, key: &K, name: &str) {
+        let picked = Picked { key: key.clone(), name: name.to_owned(), at: Instant::now() };
+        // Where it is full, it is audited another time.
+        match self.picked.try_send(picked) {
+            Ok(()) => self.going.insert(name.to_owned()),
+            Err(_) => self.going.remove(name),
+        };
+    }
+
     /// Whether this hit is the one.
     fn picks(&mut self) -> bool {
         match self.wait {
@@ -173,9 +195,8 @@ where
     pub fn audit(&self, rate: NonZeroU32, delay: Duration) -> Audit {
         let inner = Arc::clone(&self.inner);
         let (picked, receiver) = mpsc::channel(PENDING);
-        let limit = Limit::per_second(rate).burst(NonZeroU32::MIN);
         let token = picked.downgrade();
-        *inner.audits.running.lock() = Some(Running { limit, wait: None, count: 0, picked });
+        *inner.audits.running.lock() = Some(Running::new(rate, picked));
         inner.audits.on.store(true, Ordering::Relaxed);
         let auditor = Arc::clone(&inner);
         let task = tokio::spawn(async move {

@@ -40,12 +40,16 @@ where
         sleep(delay.saturating_sub(Instant::now().since(picked.at))).await;
         self.compare(&picked, delay).await;
         for _ in 0..TRIES {
-            if self.first_copy(&picked.key).is_none() || self.audits.again(&picked) {
+            if self.first_copy(&picked.key).is_none() {
+                break;
+            }
+            if self.audits.again(&picked) {
                 return;
             }
             // At some time, so that the others get their turns as well, and hits at the store.
             sleep(delay.mul_f64(fastrand::f64())).await;
         }
+        self.audits.is_over(&picked.name);
     }
 
     async fn compare(self: &Arc<Self>, Picked { key, name, .. }: &Picked<K>, delay: Duration) {
@@ -88,7 +92,13 @@ where
         // Of the same load: whether it is the same copy does not matter.
         let now = self.first_copy(key);
         let same = now.is_some_and(|now| (now.made, now.version) == (copy.made, copy.version));
-        if !same || matches!(self.stored(name).await, Stored::Unsaid) {
+        let kept = match self.stored(name).await {
+            // The first level is right to have what the store has.
+            Stored::Value(there) => (there.made, there.version) == (copy.made, copy.version),
+            Stored::Nothing => false,
+            Stored::Unsaid => true,
+        };
+        if !same || kept {
             return;
         }
         self.stats.audit_first_stale.add();
@@ -132,5 +142,30 @@ where
             Ok(payload) => self.differs(copy.version, payload.as_deref(), loaded),
             Err(_) => false,
         }
+    }
+}
+
+#[cfg(all(test, feature = "redis"))]
+mod tests {
+    use testkit::server;
+    use testkit::wait::eventually;
+
+    use super::*;
+    use crate::{Cache, Error, FirstLevel, Redis};
+
+    #[tokio::test]
+    async fn a_copy_of_what_the_store_has_is_not_held_against_the_first_level() {
+        let loader = async |_: u8| Ok::<_, Error>(Loaded::found(1_u8).version(1));
+        let server = server::redis(&[]).await;
+        let store = Redis::connect(&format!("redis://{}", server.address())).await.unwrap();
+        let cache = Cache::builder(store).namespace("cache").build(loader).unwrap();
+        let cache = cache.with_first_level(FirstLevel::new(10)).unwrap();
+        let warm = async || cache.get(&1).await.is_ok() && cache.inner.first_copy(&1).is_some();
+        eventually("there is a copy", warm).await;
+        let (copy, loaded) = (cache.inner.first_copy(&1).unwrap(), Loaded::found(2).version(2));
+        cache.idle().await;
+        cache.inner.judge_copy(&1, "cache:1", &copy, &loaded).await;
+        assert_eq!(cache.stats().audit_first_stale, 0);
+        assert!(cache.inner.first_copy(&1).is_some());
     }
 }

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use lockkeeper::clock::Instant;
 use lockkeeper_cache::{
     BoxError, Builder, Cache, Database, Error, Event, Loaded, Loader, Order, Stats, Strategy,
 };
@@ -22,7 +23,11 @@ on_each_store! {
     what_was_changed_behind_its_back_is_counted_and_mended
     a_writer_has_the_delay_to_invalidate
     it_asks_no_more_than_it_may_and_ends_with_its_handle
+    what_is_read_much_takes_no_places_of_others
 }
+
+/// Each is compared once at a time, so many are compared soon only where there are many.
+const KEYS: usize = 100;
 
 /// Numbers, each with its version or not.
 #[derive(Clone)]
@@ -30,7 +35,7 @@ pub(crate) struct Rows(Arc<[AtomicU64]>);
 
 impl Rows {
     fn new() -> Self {
-        Self::many(10)
+        Self::many(KEYS)
     }
 
     pub(crate) fn many(rows: usize) -> Self {
@@ -59,7 +64,7 @@ async fn read_until(
     holds: impl Fn(Stats) -> bool + Send + Sync,
 ) {
     eventually(what, async || {
-        for key in (0..10).cycle().take(200) {
+        for key in (0..KEYS).cycle().take(2 * KEYS) {
             cache.get(&key).await.unwrap();
         }
         holds(cache.stats())
@@ -144,10 +149,10 @@ async fn nothing_is_counted_while_everybody_invalidates(place: &Place) {
         let (rows, cache, mut random) = (rows.clone(), cache.clone(), random.fork());
         tokio::spawn(async move {
             loop {
-                let key = usize::try_from(random.below(10)).unwrap();
+                let key = usize::try_from(random.below(KEYS as u64)).unwrap();
                 rows.row(key).fetch_add(1, Ordering::SeqCst);
                 cache.invalidate(&[key]).await.unwrap();
-                tokio::time::sleep(random.duration(Duration::from_millis(300))).await;
+                tokio::time::sleep(random.duration(Duration::from_millis(30))).await;
             }
         })
     });
@@ -166,11 +171,11 @@ async fn a_writer_has_the_delay_to_invalidate(place: &Place) {
     let audit = cache.audit(OFTEN, Duration::from_secs(2));
     read_until(&cache, "it is cached", |stats| stats.hits > 0).await;
     // Committed, and seen by the audit before the writer gets to invalidate.
-    (0..10).for_each(|key| rows.row(key).store(7, Ordering::SeqCst));
+    (0..KEYS).for_each(|key| rows.row(key).store(7, Ordering::SeqCst));
     let before = cache.stats().audited;
     read_until(&cache, "the audit has seen it", |stats| stats.audited > before + 5).await;
     assert_eq!(cache.get(&0).await.unwrap().as_deref(), Some(&0));
-    cache.invalidate(&(0..10).collect::<Vec<_>>()).await.unwrap();
+    cache.invalidate(&(0..KEYS).collect::<Vec<_>>()).await.unwrap();
     let before = cache.stats().audited;
     read_until(&cache, "it goes on", |stats| stats.audited > before + 200).await;
     assert_eq!(cache.stats().audit_stale, 0);
@@ -193,6 +198,32 @@ async fn it_asks_no_more_than_it_may_and_ends_with_its_handle(place: &Place) {
     assert!(cache.stats().audited < 20, "{:?}", cache.stats());
     drop((other, cache));
     eventually("nothing is left of it", async || Arc::strong_count(&rows.0) == 1).await;
+}
+
+async fn what_is_read_much_takes_no_places_of_others(place: &Place) {
+    let loads: Arc<[AtomicU64; 2]> = Arc::default();
+    let counted = Arc::clone(&loads);
+    let loader = move |key: usize| {
+        counted[key].fetch_add(1, Ordering::SeqCst);
+        async move { Ok::<_, Error>(Loaded::found(key)) }
+    };
+    let cache = place.builder().await.build(loader).unwrap();
+    let audit = cache.audit(OFTEN, Duration::from_secs(2));
+    let now = || loads.each_ref().map(|loads| loads.load(Ordering::SeqCst));
+    for key in 0..2 {
+        let end = Instant::now() + Duration::from_millis(200);
+        eventually("it is read much", async || {
+            for _ in 0..100 {
+                cache.get(&key).await.unwrap();
+            }
+            Instant::now() > end
+        })
+        .await;
+    }
+    assert_eq!(now(), [1, 1], "the machine is too slow for this");
+    eventually("both are compared", async || now()[1] > 1).await;
+    assert_eq!(now(), [2, 2], "once each, by one of some hundred hits that the rate lets");
+    drop(audit);
 }
 
 const TABLE: [&str; 2] = [

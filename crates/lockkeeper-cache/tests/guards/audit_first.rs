@@ -16,7 +16,8 @@ use crate::unheard::Unheard;
 /// Of some of them a hit at the store is picked.
 const KEYS: usize = 200;
 
-const DELAY: Duration = Duration::from_millis(50);
+/// On a busy machine, too, a writer has invalidated by then.
+const DELAY: Duration = Duration::from_millis(500);
 
 struct Scene {
     rows: Rows,
@@ -56,13 +57,15 @@ impl Scene {
 
     /// All are in the first level, and some of them are compared again and again.
     async fn is_warm(&self) {
+        // The writer's connection as well, and the script: what it does later is to take no longer than it must.
+        self.writer.invalidate(&[KEYS]).await.unwrap();
         eventually("all are in the first level", async || {
             let before = self.reader.stats().first_hits;
             self.old().await;
             self.reader.stats().first_hits == before + KEYS as u64
         })
         .await;
-        let more = async || self.reader.stats().audited > KEYS as u64;
+        let more = async || self.reader.stats().audited > 20;
         eventually("they have a turn again and again", more).await;
     }
 
@@ -76,7 +79,7 @@ impl Scene {
 #[tokio::test]
 async fn a_message_that_was_lost_is_counted_and_made_up_for() {
     for versions in [false, true] {
-        let scene = Scene::start(Duration::from_millis(200), versions).await;
+        let scene = Scene::start(Duration::from_secs(2), versions).await;
         let audit = scene.reader.audit(OFTEN, DELAY);
         scene.is_warm().await;
         let stats = scene.reader.stats();
@@ -93,7 +96,7 @@ async fn a_message_that_was_lost_is_counted_and_made_up_for() {
 
 #[tokio::test]
 async fn the_first_level_may_be_behind_by_its_bound() {
-    let bound = Duration::from_secs(3);
+    let bound = Duration::from_secs(5);
     let scene = Scene::start(bound, true).await;
     let audit = scene.reader.audit(OFTEN, DELAY);
     scene.is_warm().await;
@@ -102,14 +105,14 @@ async fn the_first_level_may_be_behind_by_its_bound() {
     // The audit knows that they are old.
     let before = scene.reader.stats().audited;
     eventually("it has seen one", async || scene.reader.stats().audited > before).await;
-    let later = Instant::now() + 5 * DELAY;
+    let later = Instant::now() + 2 * DELAY;
     eventually("and that after the delay", async || Instant::now() > later).await;
     let followers = scene.followers.lock().clone();
     for key in 0..KEYS {
         followers.iter().for_each(|told| told.changed(format!("cache:{key}").as_bytes()));
     }
     assert!(Instant::now().since(changed) < bound, "the machine is too slow for this");
-    let later = Instant::now() + bound + 5 * DELAY;
+    let later = Instant::now() + bound + 2 * DELAY;
     eventually("its bound is over", async || Instant::now() > later).await;
     assert_eq!(scene.old().await, 0, "it has heard of all");
     let stats = scene.reader.stats();
