@@ -20,6 +20,6 @@ local slot = redis.call('HGET', head, 'used') == 'a' and 'b' or 'a'
 redis.call('UNLINK', slots[slot], upload)
 -- One bit more than there are, so that the string is whole from the start and an evicted one is known.
 redis.call('SETBIT', slots[slot], string.match(shape, '^%d+'), 1)
-redis.call('HSET', head, 'by', by, 'stamp', stamp, 'built', slot, slot, shape,
+redis.call('HSET', head, 'by', by, 'stamp', stamped(stamp), 'built', slot, slot, shape,
   'builder', builder, 'until', string.format('%.0f', now + lease))
 return 0

@@ -20,5 +20,5 @@ if whole then
 end
 redis.call('UNLINK', upload)
 redis.call('HDEL', head, 'built', 'builder', 'until')
-redis.call('HSET', head, 'stamp', stamp)
+redis.call('HSET', head, 'stamp', stamped(stamp))
 return whole and 1 or 0

@@ -7,5 +7,5 @@ if redis.call('HGET', head, 'builder') ~= builder then return 0 end
 local built = redis.call('HGET', head, 'built')
 redis.call('UNLINK', slots[built], upload)
 redis.call('HDEL', head, built, 'built', 'builder', 'until')
-redis.call('HSET', head, 'stamp', stamp)
+redis.call('HSET', head, 'stamp', stamped(stamp))
 return 1

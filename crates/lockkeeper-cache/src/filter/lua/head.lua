@@ -6,3 +6,10 @@ local by = table.remove(ARGV)
 -- Another one may have taken in less than was inserted.
 local ours = redis.call('HGET', head, 'by') == by
 
+
+-- A stamp that no head had before. A step that comes a second time, and late, brings its old one, and somebody may still
+-- know the head that had it.
+local function stamped(stamp)
+  local time = redis.call('TIME')
+  return stamp .. ':' .. time[1] .. ':' .. time[2]
+end

@@ -276,6 +276,30 @@ async fn begun(filter: &RedisFilter, shape: Shape) -> RedisBuild {
     build
 }
 
+/// Nobody may take the head that a late request makes for one that he knows from before: other slots were used then.
+#[tokio::test]
+async fn a_head_that_was_there_before_does_not_come_back() {
+    let server = server::redis(&[]).await;
+    let (filter, other) = (client(&server).await, client(&server).await);
+    let shape = Shape::of(64 * 4, 3).unwrap();
+    load(&filter, 0..10).await;
+    let build = begun(&filter, shape).await;
+    give_up(&build).await;
+    begin_again(&build, shape).await;
+    assert_eq!(absent(&other, [5, 12]).await, [12]);
+    give_up(&build).await;
+    rebuild(&filter, plan(5000), || users(0..10), |_| {}).await.unwrap();
+    begin_again(&build, shape).await;
+    assert_eq!(absent(&other, 0..10).await, NONE);
+    other.insert(&[b"user:12"]).await.unwrap();
+    assert_eq!(absent(&filter, [5, 12, 13]).await, [13]);
+}
+
+async fn give_up(build: &RedisBuild) {
+    let words = [build.builder.as_bytes(), b"over"];
+    assert_eq!(build.place.call::<i64>(&GIVE_UP, &words).await.unwrap(), 1);
+}
+
 /// As if another server had taken in what is there.
 async fn of_another_server(filter: &RedisFilter) {
     let _: i64 = ask(filter, "HSET", 0, &["by", "another!"]).await;
