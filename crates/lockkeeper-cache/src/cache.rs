@@ -359,12 +359,12 @@ where
         }
     }
 
-    pub(crate) async fn look_alone(&self, name: &str) -> store::Result<Seen> {
+    pub(crate) async fn look_alone(self: &Arc<Self>, name: &str) -> store::Result<Seen> {
         let looked = self.ask_one(name).await;
         looked.inspect_err(|error| self.store_failed("looking", error))
     }
 
-    pub(crate) async fn look_many(&self, names: &[&str]) -> store::Result<Vec<Seen>> {
+    pub(crate) async fn look_many(self: &Arc<Self>, names: &[&str]) -> store::Result<Vec<Seen>> {
         let looked = self.ask(names).await;
         looked.inspect_err(|error| self.store_failed("looking", error))
     }

@@ -110,6 +110,26 @@ async fn a_process_that_stood_still_does_not_take_the_server_for_dead() {
     assert_eq!((stats.store_errors, stats.loads, stats.hits), (0, 1, 40), "{stats:?}");
 }
 
+/// Nothing says that a connection is dead. Who waits until that is known is not the one who asked.
+#[tokio::test]
+async fn callers_with_little_patience_get_another_connection_too() {
+    let server = server::redis(&[]).await;
+    let proxy = Proxy::to(server.address()).await;
+    let store = Redis::connect(&format!("redis://{}", proxy.address())).await.unwrap();
+    let builder = Cache::builder(store).namespace("cache").timeout(Duration::from_millis(150));
+    let cache = builder.build(async |key: u32| Ok::<_, Error>(Loaded::found(key))).unwrap();
+    let hits = async || {
+        let before = cache.stats().hits;
+        // On a busy machine it may not be over in time.
+        let _ = cache.get(&1).await;
+        cache.stats().hits > before
+    };
+    eventually("it is cached", hits).await;
+    proxy.silence();
+    assert!(!hits().await, "it was to be silent");
+    eventually("there is another connection", hits).await;
+}
+
 #[tokio::test]
 async fn a_server_without_memory_goes_on_serving_what_it_has() {
     let server = server::redis(&[]).await;
