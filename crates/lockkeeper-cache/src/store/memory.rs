@@ -122,9 +122,10 @@ impl Memory {
         self.len() == 0
     }
 
-    /// Forgets everything, leases and intents and how far followers have come included. Nothing that is under way is filled afterwards.
+    /// Forgets everything: leases and intents, deletes that are to come, and how far followers have come, included. Nothing that is under way is filled afterwards.
     pub fn clear(&self) {
         self.shared.positions.lock().clear();
+        self.shared.queues.lock().clear();
         self.shared.shards.iter().for_each(|shard| shard.lock().slots.clear());
         // Not earlier: what is tagged and not there is harmless.
         *self.shared.tags.lock() = Sets::default();

@@ -5,7 +5,8 @@ use std::time::Duration;
 use lockkeeper_cache::entry::Ticket;
 use lockkeeper_cache::store::Due;
 use lockkeeper_cache::{Builder, Cache, Loaded, Memory, Redis, Source, Store, Strategy, Table};
-use testkit::resp::Raw;
+use testkit::nodes::Cluster;
+use testkit::resp::{Raw, Reply};
 use testkit::server;
 use testkit::wait::{eventually, soon};
 use tokio::sync::oneshot;
@@ -41,16 +42,22 @@ async fn sees_new(table: &Table<u32, String>) {
     .await;
 }
 
+/// A reader caches what there was before, while a writer is between its first delete and its commit.
+async fn set_around_the_commit(builder: Builder) -> Table<u32, String> {
+    let names = Names::default();
+    let table = builder.table(Strategy::DoubleDelete, names.clone()).unwrap();
+    let commit = async {
+        assert_eq!(table.read(&1).await.unwrap().source, Source::Loaded);
+        Ok(Loaded::found("new".to_owned()).version(names.set(1, Some("new"))))
+    };
+    table.write_with(&1, commit).await.unwrap();
+    table
+}
+
 async fn what_a_reader_sets_around_the_commit_is_deleted(place: &Place) {
     for (namespace, after) in [("late", HOUR), ("soon", SHORT)] {
-        let names = Names::default();
         let builder = place.builder().await.namespace(namespace).second_delete(after);
-        let table = builder.table(Strategy::DoubleDelete, names.clone()).unwrap();
-        let commit = async {
-            assert_eq!(table.read(&1).await.unwrap().source, Source::Loaded);
-            Ok(Loaded::found("new".to_owned()).version(names.set(1, Some("new"))))
-        };
-        table.write_with(&1, commit).await.unwrap();
+        let table = set_around_the_commit(builder).await;
         match after {
             HOUR => assert_eq!(hit(&table).await, None, "stale, as it says"),
             _ => sees_new(&table).await,
@@ -134,6 +141,27 @@ async fn another_process_deletes_for_one_that_is_gone() {
     let raw = Raw::connect(server.address()).await;
     eventually("nothing is left in the queue", async || raw.keys("cache!deletes").await.is_empty())
         .await;
+}
+
+/// Whoever has put it there.
+#[tokio::test]
+async fn what_is_no_delete_is_in_nobodys_way() {
+    let server = server::redis(&[]).await;
+    let raw = Raw::connect(server.address()).await;
+    assert_eq!(raw.ask("ZADD cache!deletes 1 foreign 1.5 more").await, Reply::Number(2));
+    let store = Redis::connect(&format!("redis://{}", server.address())).await.unwrap();
+    let builder = Cache::builder(store).namespace("cache").second_delete(SHORT);
+    sees_new(&set_around_the_commit(builder).await).await;
+    eventually("nothing is left in the queue", async || raw.keys("cache!deletes").await.is_empty())
+        .await;
+}
+
+#[tokio::test]
+async fn it_comes_in_a_cluster() {
+    let cluster = Cluster::shared().await;
+    let store = Redis::connect(&cluster.url()).await.unwrap();
+    let builder = Cache::builder(store).namespace("double-delete").second_delete(SHORT);
+    sees_new(&set_around_the_commit(builder).await).await;
 }
 
 #[tokio::test]

@@ -6,7 +6,6 @@ local key, fill, version = KEYS[2], ARGV[2], ARGV[3]
 if redis.call('XDEL', KEYS[1], ARGV[1]) == 0 then return {now} end
 local entry, kind = read(key)
 if kind == 'V' and string.sub(entry, 27, 42) == fill then
-  set_lease(key, NONE) -- who loads it anew may have begun before the database had this
   redis.call('SETRANGE', key, 50, version) -- behind the server and 42 bytes of the entry
   set_lease(key, NONE) -- a load that began before may be older, and without a version nobody would tell
   redis.call('PEXPIRE', key, ARGV[4])

@@ -42,8 +42,21 @@ impl Deletes for Redis {
         let [_, Reply::Array(due), Reply::Int(next)] = &reply[..] else {
             return Err(strange(&reply));
         };
-        let pairs = due.chunks_exact(2).map(|pair| delete(&pair[0], &pair[1]));
-        let deletes = pairs.collect::<Option<_>>().ok_or_else(|| strange(&reply))?;
+        let (mut deletes, mut foreign) = (Vec::new(), Vec::new());
+        for pair in due.chunks_exact(2) {
+            match (delete(&pair[0], &pair[1]), pair) {
+                (Some(delete), _) => deletes.push(delete),
+                (None, [Reply::BulkString(member), Reply::BulkString(at)]) => {
+                    foreign.extend([&member[..], &at[..]]);
+                }
+                (None, _) => return Err(strange(&reply)),
+            }
+        }
+        if !foreign.is_empty() {
+            // Else it would be due for ever, and hide what is due after it.
+            tracing::warn!(queue, "something in a queue of deletes is no delete, and is dropped");
+            self.run(&DONE, &[&self.key(queue)], &foreign).await?;
+        }
         Ok(Due { deletes, next: u64::try_from(*next).ok().map(Duration::from_millis) })
     }
 
