@@ -18,7 +18,8 @@ use tokio::task::yield_now;
 use tokio::time::timeout;
 
 use crate::cache::Inner;
-use crate::entry::{Ticket, Value};
+use crate::entry::{Filled, Ticket, Value};
+use crate::error::StoreError;
 use crate::events::Event;
 use crate::flight::{Fill, Flight};
 use crate::load::Outcome;
@@ -56,10 +57,6 @@ where
         Self { inner, flight, name: name.to_owned(), ticket, armed: true }
     }
 
-    pub(crate) fn name(&self) -> &str {
-        &self.name
-    }
-
     pub(crate) fn ticket(&self) -> Ticket {
         self.ticket
     }
@@ -72,6 +69,12 @@ where
     /// Gives it back, and waits for that.
     pub(crate) async fn give_up(mut self) {
         self.armed = self.inner.store.give_up(&self.name, self.ticket).await.is_err();
+    }
+
+    /// Gives it back, because what was loaded is not for the store.
+    pub(crate) fn unfit(self) {
+        self.flight.set_fill(Fill::Unfit);
+        self.inner.note(&self.name, Event::FillUnfit);
     }
 
     /// Sends the value. The rest is done in a task of its own, unless the store has answered by then.
@@ -98,14 +101,17 @@ where
             }
             None
         };
-        match timeout(inner.settings.timeout, filling).await {
-            Ok(Some(filled)) => {
-                inner.filled(&self.name, filled);
-                self.disarm();
-                self.flight.fill_ends(Fill::Over);
-            }
-            Ok(None) | Err(_) => inner.note(&self.name, Event::FillFailed),
-        }
+        let filled = timeout(inner.settings.timeout, filling).await.unwrap_or_else(|late| {
+            inner.store_failed("filling", &StoreError::new("store", late));
+            None
+        });
+        let Some(filled) = filled else { return inner.note(&self.name, Event::FillFailed) };
+        inner.filled(&self.name, filled);
+        self.disarm();
+        self.flight.fill_ends(match filled {
+            Filled::Done => Fill::Done,
+            Filled::Gone | Filled::Late | Filled::Older => Fill::Other,
+        });
     }
 }
 

@@ -51,10 +51,14 @@ struct Progress<T> {
 /// What became of the value at the store. Begun, if at all, before the flight lands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fill {
-    /// The store has answered, or nothing was to be filled.
-    Over,
+    /// This flight has put nothing there: somebody else did, or does.
+    Other,
     /// The answer is still to come.
     UnderWay,
+    /// It is there.
+    Done,
+    /// It is not for the store.
+    Unfit,
     /// The store does not answer.
     Failed,
 }
@@ -137,13 +141,18 @@ impl<T: Clone> Flights<T> {
 impl<T> Flight<T> {
     fn new(key: &str, began: u64, direct: bool, before: Option<Arc<Self>>) -> Self {
         let (began, before) = (AtomicU64::new(began), Mutex::new(before));
-        let progress = watch::Sender::new(Progress { outcome: None, fill: Fill::Over });
+        let progress = watch::Sender::new(Progress { outcome: None, fill: Fill::Other });
         let ticket = Mutex::new(Ticket::NONE);
         Self { key: key.into(), began, direct, before, ticket, progress }
     }
 
+    /// Before it lands.
     pub(crate) fn set_fill(&self, fill: Fill) {
-        self.progress.send_modify(|progress| progress.fill = fill);
+        self.progress.send_if_modified(|progress| {
+            progress.fill = fill;
+            // Everybody waits for the outcome, and a crowd is not to be woken for less.
+            false
+        });
     }
 
     /// The fill that is under way, if there is one, ends like that.

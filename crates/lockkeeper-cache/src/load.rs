@@ -11,15 +11,16 @@ use futures_util::FutureExt;
 use futures_util::future::join;
 use lockkeeper::clock::Instant;
 use tokio::time::{sleep, timeout};
+use tracing::Instrument;
 
 use crate::cache::{Inner, Read, Source};
 use crate::entry::{Begun, Entry, Lease, Millis, Ticket, Value};
 use crate::error::{Error, Result, StoreError};
-use crate::events::Event;
 use crate::fill::Held;
 use crate::flight::{Fill, Flight};
 use crate::limit::Limit;
 use crate::loader::Loaded;
+use crate::stats::Counter;
 use crate::store::{PENDING, Seen, millis};
 
 /// Between two looks at a key that somebody else loads: at first, and at most.
@@ -84,9 +85,11 @@ where
         flight: Arc<Flight<Outcome<V>>>,
         plan: Plan,
     ) {
+        // Where nobody listens to it, the loader still speaks in the span of the read that begins it.
+        let span = tracing::debug_span!("load", key = %name.escape_debug()).or_current();
         let (inner, name) = (Arc::clone(self), name.to_owned());
         let landing = Landing { inner: Arc::clone(self), flight: Some(Arc::clone(&flight)) };
-        self.tasks.spawn(async move {
+        let flown = async move {
             let flying = async {
                 inner.flights.take_off(&flight, inner.settings.queue).await;
                 inner.fly(&key, &name, &flight, plan).await
@@ -102,7 +105,8 @@ where
                 inner.failed(&name, error);
             }
             landing.land(outcome);
-        });
+        };
+        self.tasks.spawn(flown.instrument(span));
     }
 
     async fn fly(
@@ -233,7 +237,7 @@ where
         let (value, version) = (loaded.value.map(Arc::new), loaded.version);
         let read = Read { value, version, made, source: Source::Loaded };
         let Some(payload) = self.encode(read.value.as_deref()) else {
-            self.note(held.name(), Event::FillUnfit);
+            held.unfit();
             return Ok(read);
         };
         let ttl = self.lifetime(payload.is_none(), held.ticket());
@@ -317,7 +321,9 @@ where
             Error::Busy { retry_after }
         })?;
         self.stats.loads.add();
+        let timed = Timed { begun: Instant::now(), micros: &self.stats.load_micros };
         let loaded = AssertUnwindSafe(self.loader.load(key)).catch_unwind().await;
+        drop(timed);
         admitted.over(matches!(loaded, Ok(Ok(_))));
         let failed = match loaded {
             Ok(Ok(loaded)) => return Ok(loaded),
@@ -332,6 +338,19 @@ where
         self.stats.store_errors.add();
         let cause = std::error::Error::source(error).map(ToString::to_string);
         tracing::warn!(cause, "{what}: {error}");
+    }
+}
+
+/// Counts how long a load takes, or has taken when it is dropped: those that are cut off are the slowest.
+struct Timed<'a> {
+    begun: Instant,
+    micros: &'a Counter,
+}
+
+impl Drop for Timed<'_> {
+    fn drop(&mut self) {
+        let micros = Instant::now().since(self.begun).as_micros();
+        self.micros.add_many(u64::try_from(micros).unwrap_or(u64::MAX));
     }
 }
 

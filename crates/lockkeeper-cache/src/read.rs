@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, timeout_at};
 
-use crate::cache::{Cache, Inner, Read, Verdict};
+use crate::cache::{Cache, Inner, Read, Source, Verdict};
 use crate::entry::Ticket;
 use crate::error::{Error, Result, StoreError};
 use crate::events::Event;
@@ -15,6 +15,9 @@ use crate::flight::{Fill, Flight, Role, Turn};
 use crate::freshness::Freshness;
 use crate::load::{Outcome, PENDING_FOR, Plan};
 use crate::store::Seen;
+
+/// So often a value is loaded for who is to say that the store has it.
+const FILLS: usize = 3;
 
 /// A clock cannot count to any time that a duration can be.
 const NEVER: Duration = Duration::from_secs(10 * 366 * 86_400);
@@ -76,39 +79,15 @@ where
         }
     }
 
-    /// Has the value under a key loaded, unless it is cached; returns when the store has it, or has said that it does not take
-    /// it. For who then says that it is done.
+    /// Has the value under a key loaded, unless it is cached; returns when the store has it, for who then says so. `false`: the store
+    /// is not to have it, because it is too large, or somebody writes it, or each time it was loaded somebody changed it.
     ///
     /// # Errors
     ///
     /// As for [`read`](Self::read), and [`Error::Store`] when the store does not say whether it has the value.
-    pub(crate) async fn load_into_store(&self, key: &K) -> Result<()> {
-        let (inner, deadline) = (&self.inner, self.inner.deadline());
-        let name = inner.name(key)?;
-        let (turn, owed) = (inner.flights.turn(), inner.debt.has(&name));
-        let seen = match owed {
-            true => Ok(Seen::Down),
-            false => inner.by(deadline, async { Ok(inner.look(&name).await) }).await?,
-        };
-        let seen = (seen.unwrap_or(Seen::Down), owed);
-        let (plan, shown) = match inner.decide(key, &name, Freshness::Any, turn, seen) {
-            Next::Done(done) => return done.map(|_| ()),
-            Next::Bypass => return Ok(()),
-            Next::Get(plan, shown) => (plan, shown),
-        };
-        let flight = inner.flight(key, &name, turn, plan, shown);
-        let loading = async {
-            let waited = inner.settings.timeout;
-            flight.outcome().await.unwrap_or(Err(Error::Timeout { waited }))?;
-            match flight.filled().await {
-                Fill::Failed => {
-                    let source = StoreError::new("store", "it does not answer");
-                    Err(Error::Store { what: "a fill", source })
-                }
-                Fill::Over | Fill::UnderWay => Ok(()),
-            }
-        };
-        inner.by(deadline, loading).await
+    pub(crate) async fn load_into_store(&self, key: &K) -> Result<bool> {
+        let name = self.inner.name(key)?;
+        self.inner.in_time(self.inner.into_store(key, &name)).await
     }
 
     /// A read for which the first level has nothing.
@@ -213,6 +192,40 @@ where
             self.first_drop(key);
         }
         Next::Get(plan, shown)
+    }
+
+    async fn into_store(self: &Arc<Self>, key: &K, name: &str) -> Result<bool> {
+        let down = || {
+            let source = StoreError::new("store", "it does not answer");
+            Error::Store { what: "a fill", source }
+        };
+        for _ in 0..FILLS {
+            let turn = self.flights.turn();
+            let seen = match self.debt.has(name) {
+                true => Seen::Down,
+                false => self.look(name).await.unwrap_or(Seen::Down),
+            };
+            if seen == Seen::Down {
+                return Err(down());
+            }
+            let (plan, shown) = match self.decide(key, name, Freshness::Any, turn, (seen, false)) {
+                Next::Done(done) => return done.map(|_| true),
+                Next::Get(plan @ Plan::Fill { .. }, shown) => (plan, shown),
+                Next::Get(..) | Next::Bypass => return Ok(false),
+            };
+            let flight = self.flight(key, name, turn, plan, shown);
+            let waited = self.settings.timeout;
+            let read = flight.outcome().await.unwrap_or(Err(Error::Timeout { waited }))?;
+            match flight.filled().await {
+                Fill::Done => return Ok(true),
+                Fill::Unfit => return Ok(false),
+                Fill::Failed => return Err(down()),
+                // What surely is not there need not be cached to be known.
+                Fill::Other | Fill::UnderWay if read.source == Source::Filter => return Ok(true),
+                Fill::Other | Fill::UnderWay => {}
+            }
+        }
+        Ok(false)
     }
 
     /// The rest of such a read.

@@ -61,6 +61,8 @@ counters! {
     /// Of those, how many filled nothing, whatever came out: the store was not available, a writer was at work, or
     /// the read wanted no less than the database.
     bypasses,
+    /// How long the calls of the loader took, all together, in microseconds: divided by `loads`, how long one takes.
+    load_micros,
     /// Loads that were not begun, to spare the database.
     refused_loads,
     /// Loads of a value that was still there.
@@ -162,7 +164,11 @@ pub(crate) struct Counter(AtomicU64);
 
 impl Counter {
     pub(crate) fn add(&self) {
-        self.0.fetch_add(1, Ordering::Relaxed);
+        self.add_many(1);
+    }
+
+    pub(crate) fn add_many(&self, many: u64) {
+        self.0.fetch_add(many, Ordering::Relaxed);
     }
 
     pub(crate) fn get(&self) -> u64 {

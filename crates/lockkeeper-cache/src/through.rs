@@ -47,7 +47,8 @@
 //! without an answer, or by a consumer that was paused, may have been applied as well.
 //!
 //! *Only the cache*: who reads it alone finds nothing where nothing was [loaded](Through::preload) or written, where a value
-//! has ended ([`ttl`](crate::Builder::ttl)), and for a moment after each write.
+//! has ended ([`ttl`](crate::Builder::ttl)), for a moment after each write, and where what was written is too large for the cache or
+//! could not be loaded in three attempts: no write waits in the queue for that ([`ThroughStats::not_refreshed`]).
 //!
 //! # When to use it
 //!
@@ -191,6 +192,9 @@ pub struct ThroughStats {
     pub retries: u64,
     /// Writes that became letters.
     pub buried: u64,
+    /// Writes that were applied and are not [cached](Tell::Refresh): the value is too large, somebody else writes it, or it could not
+    /// be loaded in three attempts.
+    pub not_refreshed: u64,
 }
 
 #[derive(Debug, Default)]
@@ -198,6 +202,7 @@ struct Counters {
     applied: Counter,
     retries: Counter,
     buried: Counter,
+    not_refreshed: Counter,
 }
 
 struct Shared<K, V> {
@@ -249,7 +254,7 @@ where
         self
     }
 
-    /// After so many attempts of one consumer, what the database fails at becomes a letter as well. Default: never, so a database that
+    /// What the database has failed at so often for one consumer becomes a letter as well. Default: never, so a database that
     /// is down for long costs nothing but time.
     pub fn attempts(mut self, attempts: u32) -> Self {
         self.shared.attempts = Some(attempts.max(1));
@@ -437,9 +442,10 @@ where
 
     /// What consumers in this process did.
     pub fn stats(&self) -> ThroughStats {
-        let Counters { applied, retries, buried } = &self.shared.counters;
-        let [applied, retries, buried] = [applied, retries, buried].map(Counter::get);
-        ThroughStats { applied, retries, buried }
+        let Counters { applied, retries, buried, not_refreshed } = &self.shared.counters;
+        let [applied, retries, buried, not_refreshed] =
+            [applied, retries, buried, not_refreshed].map(Counter::get);
+        ThroughStats { applied, retries, buried, not_refreshed }
     }
 
     /// The cache that is read from.

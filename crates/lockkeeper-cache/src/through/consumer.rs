@@ -12,7 +12,7 @@ use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
-use super::lanes::{Job, KEYS, Lanes, PAGE, PAUSES};
+use super::lanes::{Failed, Job, KEYS, Lanes, PAGE, PAUSES};
 use super::queue::Queued;
 use super::{Rejected, Shared, Tell};
 use crate::entry::Ticket;
@@ -25,6 +25,9 @@ const LOOK: Duration = Duration::from_millis(50);
 
 /// So long one goes on that has found what only another program can do, before it lets others have a turn.
 const TURN: Duration = Duration::from_secs(1);
+
+/// So often what was written is tried to be loaded again, before the write is done without that.
+const REFRESHES: u32 = 3;
 
 /// The longest reason in a letter, in bytes.
 const WHY: usize = 1000;
@@ -72,7 +75,7 @@ enum Outcome {
     /// It is not in the queue any more.
     Done,
     /// To be tried again.
-    Failed,
+    Failed(Failed),
     /// Of a program with another schema, which can do it.
     Foreign,
 }
@@ -169,10 +172,10 @@ async fn lead<K, V>(
                         look = Instant::now();
                     }
                 }
-                Ok((job, Outcome::Failed)) => lanes.failed(&job, Instant::now()),
+                Ok((job, Outcome::Failed(why))) => lanes.failed(&job, why, Instant::now()),
                 Ok((job, Outcome::Foreign)) => {
                     let now = Instant::now();
-                    lanes.failed(&job, now);
+                    lanes.failed(&job, Failed::Other, now);
                     turn_ends.get_or_insert(now + TURN);
                 }
                 // Only with the runtime.
@@ -231,23 +234,23 @@ where
         };
         // Before the commit, so that no crash leaves a row that the filter does not know of.
         if inner.announce(&name).await.is_err() {
-            return Outcome::Failed;
+            return Outcome::Failed(Failed::Other);
         }
         let version = match self.store(&key, value.as_ref(), job).await {
             Ok(version) => version,
             Err(Failure::Final(why)) => return self.bury(job, &why).await,
             Err(Failure::Passing(error)) => {
                 self.counters.retries.add();
-                if self.attempts.is_some_and(|most| job.attempt >= most) {
+                if self.attempts.is_some_and(|most| job.refused + 1 >= most) {
                     return self.bury(job, &reason(&*error)).await;
                 }
                 let attempt = job.attempt;
                 tracing::warn!(%error, %order, attempt, "a write was not applied, and is tried again");
-                return Outcome::Failed;
+                return Outcome::Failed(Failed::Database);
             }
         };
-        if !self.tell(&key, &name, version).await {
-            return Outcome::Failed;
+        if let Err(why) = self.tell(&key, &name, version, job).await {
+            return Outcome::Failed(why);
         }
         match self.queue.done(&job.queued).await {
             Ok(()) => {
@@ -257,30 +260,38 @@ where
             Err(error) => {
                 // It is applied again, which changes nothing.
                 inner.store_failed("a write that was applied", &error);
-                Outcome::Failed
+                Outcome::Failed(Failed::Other)
             }
         }
     }
 
     /// Tells the cache that it was written. Only then does the write leave the queue: whoever dies before has it done again.
-    async fn tell(&self, key: &K, name: &[String], version: u64) -> bool {
+    async fn tell(&self, key: &K, name: &[String], version: u64, job: &Job) -> Result<(), Failed> {
         let inner = self.inner();
         let told = match self.tell {
             // A filter that was begun since the write was announced does not have it.
             Tell::Nobody => inner.announce(name).await,
             Tell::Invalidate | Tell::Refresh => inner.invalidate_names(name, version).await,
         };
-        if told.is_err() {
-            return false;
+        told.map_err(|_| Failed::Other)?;
+        if self.tell != Tell::Refresh {
+            return Ok(());
         }
-        if self.tell == Tell::Refresh {
-            // Loaded, and not set to what was written: if this came late, the database has something newer.
-            if let Err(error) = self.cache.load_into_store(key).await {
-                tracing::warn!(%error, "what was written cannot be loaded, and is tried again");
-                return false;
-            }
+        // Loaded, and not set to what was written: if this came late, the database has something newer.
+        let loaded = self.cache.load_into_store(key).await;
+        if matches!(loaded, Ok(true)) {
+            return Ok(());
         }
-        true
+        let (order, error) = (job.queued.order, loaded.err());
+        let cause = error.as_ref().map(ToString::to_string);
+        // What is too large is so the next time, and what cannot be cached is no reason to keep writes from the database.
+        if error.is_some() && job.unloaded + 1 < REFRESHES {
+            tracing::warn!(cause, %order, "what was written is not cached, and is tried again");
+            return Err(Failed::Refresh);
+        }
+        tracing::warn!(cause, %order, "what was written is not cached: who reads only the cache misses it");
+        self.counters.not_refreshed.add();
+        Ok(())
     }
 
     /// A panic there is a failure as well, and so is no answer: if it is done late, its order tells.
@@ -325,11 +336,11 @@ where
             }
             Ok(false) => {
                 tracing::error!(%order, why, "there are too many letters: a write holds up its key");
-                Outcome::Failed
+                Outcome::Failed(Failed::Other)
             }
             Err(error) => {
                 self.inner().store_failed("a write that is given up", &error);
-                Outcome::Failed
+                Outcome::Failed(Failed::Other)
             }
         }
     }

@@ -39,6 +39,9 @@ struct Lane {
     /// How often the first of them has failed, and when it is tried again.
     failures: u32,
     again: Option<Instant>,
+    /// Of these, so often because the database has refused, and because it could not be loaded again.
+    refused: u32,
+    unloaded: u32,
     /// The first one that was left in the queue for lack of room here.
     skipped: Option<Order>,
 }
@@ -69,6 +72,20 @@ pub(super) struct Job {
     pub(super) queued: Arc<Queued>,
     /// How often it has been tried, this time included.
     pub(super) attempt: u32,
+    /// How often the database has refused it, and how often it was in the database and could not be loaded again.
+    pub(super) refused: u32,
+    pub(super) unloaded: u32,
+}
+
+/// Where an attempt failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Failed {
+    /// The database has refused.
+    Database,
+    /// It is in the database, and could not be loaded again.
+    Refresh,
+    /// Elsewhere.
+    Other,
 }
 
 impl Lanes {
@@ -136,7 +153,8 @@ impl Lanes {
         };
         let lane = &self.lanes[&key];
         let queued = Arc::clone(lane.waiting.front()?);
-        Some(Job { attempt: lane.failures + 1, key, queued })
+        let Lane { failures, refused, unloaded, .. } = *lane;
+        Some(Job { key, queued, attempt: failures + 1, refused, unloaded })
     }
 
     /// What has failed and is to be tried before all others of that kind, and when. Nothing: there is no such thing, or as many are
@@ -153,7 +171,7 @@ impl Lanes {
         lane.waiting.pop_front();
         self.known.remove(&job.queued.order);
         self.stuck -= usize::from(lane.failures > 0);
-        (lane.failures, lane.again) = (0, None);
+        (lane.failures, lane.again, lane.refused, lane.unloaded) = (0, None, 0, 0);
         if !lane.waiting.is_empty() {
             self.ready.push_back(Arc::clone(&job.key));
             return;
@@ -166,12 +184,17 @@ impl Lanes {
     }
 
     /// It is to be tried again, and those of its key wait.
-    pub(super) fn failed(&mut self, job: &Job, now: Instant) {
+    pub(super) fn failed(&mut self, job: &Job, why: Failed, now: Instant) {
         self.again -= usize::from(job.attempt > 1);
         let Some(lane) = self.lanes.get_mut(&job.key) else { return };
         self.stuck += usize::from(lane.failures == 0);
         let pause = PAUSES.0 * 2_u32.saturating_pow(lane.failures.min(16));
         lane.failures = lane.failures.saturating_add(1);
+        match why {
+            Failed::Database => lane.refused += 1,
+            Failed::Refresh => lane.unloaded += 1,
+            Failed::Other => {}
+        }
         lane.again = Some(now + pause.min(PAUSES.1));
         self.failing.insert(Arc::clone(&job.key));
     }
@@ -223,7 +246,7 @@ mod tests {
         let (mut lanes, now) = (Lanes::default(), Instant::now());
         lanes.take(vec![queued("a", 1), queued("a", 2), queued("b", 3)]);
         let a = lanes.next(now).unwrap();
-        lanes.failed(&a, now);
+        lanes.failed(&a, Failed::Other, now);
         let b = lanes.next(now).unwrap();
         assert_eq!(seq(&b), 3);
         lanes.done(&b);
@@ -236,13 +259,29 @@ mod tests {
             at = again;
             let a = lanes.next(at).unwrap();
             assert_eq!((seq(&a), a.attempt), (1, attempt));
-            lanes.failed(&a, at);
+            lanes.failed(&a, Failed::Other, at);
         }
         at += PAUSES.1;
         let a = lanes.next(at).unwrap();
         lanes.done(&a);
         assert_eq!(lanes.next(at).map(|job| (seq(&job), job.attempt)), Some((2, 1)));
         assert_eq!(lanes.stuck, 0);
+    }
+
+    #[test]
+    fn why_a_write_has_failed_is_counted_for_it_alone() {
+        let (mut lanes, mut now) = (Lanes::default(), Instant::now());
+        lanes.take(vec![queued("a", 1), queued("a", 2)]);
+        for why in [Failed::Other, Failed::Database, Failed::Refresh, Failed::Database] {
+            let job = lanes.next(now).unwrap();
+            lanes.failed(&job, why, now);
+            now += PAUSES.1;
+        }
+        let job = lanes.next(now).unwrap();
+        assert_eq!((seq(&job), job.attempt, job.refused, job.unloaded), (1, 5, 2, 1));
+        lanes.done(&job);
+        let job = lanes.next(now).unwrap();
+        assert_eq!((seq(&job), job.attempt, job.refused, job.unloaded), (2, 1, 0, 0));
     }
 
     #[test]
@@ -276,7 +315,7 @@ mod tests {
         lanes.take(keys.iter().zip(1..).map(|(key, seq)| queued(key, seq)).collect());
         let mut tried = 0;
         while let Some(job) = lanes.next(now) {
-            lanes.failed(&job, now);
+            lanes.failed(&job, Failed::Other, now);
             tried += 1;
         }
         assert_eq!(tried, STUCK);
@@ -295,7 +334,7 @@ mod tests {
         lanes.take(keys.iter().zip(1..).map(|(key, seq)| queued(key, seq)).collect());
         for _ in &keys {
             let job = lanes.next(now).unwrap();
-            lanes.failed(&job, now);
+            lanes.failed(&job, Failed::Other, now);
         }
         // Each of them may be tried again, and hangs.
         let mut at = now + PAUSES.1;
@@ -312,7 +351,7 @@ mod tests {
         for _ in busy.len()..keys.len() {
             at += PAUSES.1;
             let job = busy.pop_front().unwrap();
-            lanes.failed(&job, at);
+            lanes.failed(&job, Failed::Other, at);
             let next = lanes.next(at).unwrap();
             tried.insert(Arc::clone(&next.key));
             busy.push_back(next);

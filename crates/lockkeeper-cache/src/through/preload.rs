@@ -18,7 +18,8 @@ const AT_ONCE: usize = 16;
 pub struct Preloaded {
     /// Keys that are cached now, or that the database has nothing under.
     pub done: u64,
-    /// Keys that could not be loaded, or that the store did not take.
+    /// Keys that could not be loaded, or that the store does not take: it did not answer, the value is too large, or somebody else
+    /// writes it.
     pub failed: u64,
 }
 
@@ -44,7 +45,8 @@ where
         let mut so_far = Preloaded::default();
         while let Some(loaded) = loads.next().await {
             match loaded {
-                Ok(()) => so_far.done += 1,
+                Ok(true) => so_far.done += 1,
+                Ok(false) => so_far.failed += 1,
                 Err(error) => {
                     tracing::warn!(%error, "a key is not preloaded");
                     so_far.failed += 1;
@@ -55,7 +57,7 @@ where
         so_far
     }
 
-    async fn load_patiently(&self, key: &K) -> Result<()> {
+    async fn load_patiently(&self, key: &K) -> Result<bool> {
         let (begun, time) = (Instant::now(), self.shared.inner().settings.timeout);
         loop {
             match self.shared.cache.load_into_store(key).await {

@@ -22,6 +22,7 @@ mod stores;
 mod tables;
 mod tags;
 mod tls;
+mod traces;
 mod transactions;
 mod trips;
 mod unreadable;

@@ -6,10 +6,12 @@ use async_trait::async_trait;
 use lockkeeper_cache::through::{Reads, Tell, Through};
 use lockkeeper_cache::{BoxError, Error, FirstLevel, Loaded, Loader, Source};
 use testkit::resp::Raw;
-use testkit::server;
+use testkit::server::{self, Server};
 use testkit::wait::{eventually, soon};
 
 use crate::fake::{Fake, Fault, applied, builder, cache, queue, through, url, write};
+
+type Values = Through<u32, String>;
 
 #[tokio::test]
 async fn who_reads_only_the_cache_never_reaches_the_database() {
@@ -166,42 +168,80 @@ async fn a_write_is_not_done_before_the_cache_is_told() {
     cache_server.kill();
 }
 
-/// A database whose first load finds the server of the cache out of memory when it is done.
-struct Full {
+/// A database during whose first load something happens to the server of the cache.
+struct Meanwhile {
     fake: Fake,
     server: Raw,
+    happens: &'static str,
 }
 
 #[async_trait]
-impl Loader<u32, String> for Full {
+impl Loader<u32, String> for Meanwhile {
     async fn load(&self, id: &u32) -> Result<Loaded<String>, BoxError> {
         if self.fake.loads() == 0 {
-            assert_eq!(self.server.text("CONFIG SET maxmemory 1").await.as_deref(), Some("OK"));
+            assert_eq!(self.server.text(self.happens).await.as_deref(), Some("OK"));
         }
         self.fake.load(id).await
     }
 }
 
-/// Who is told that a write is applied finds it, also when the cache did not take it at first.
+/// Values that are loaded from there, cached at one server and written through another.
+async fn cached_at(near: &Server, far: &Server, happens: &'static str) -> (Fake, Values) {
+    let (fake, server) = (Fake::default(), Raw::connect(near.address()).await);
+    let loader = Meanwhile { fake: fake.clone(), server, happens };
+    let cache = cache(&url(near)).await.build(loader).unwrap();
+    let through = Through::builder(queue(&url(far)).await, cache, fake.clone()).build();
+    (fake, through)
+}
+
+/// Who is told that a write is applied finds it, also when the lease under which it was loaded was lost.
 #[tokio::test]
 async fn what_is_applied_is_cached() {
     let [near, far] = [server::redis(&[]).await, server::redis(&[]).await];
-    let (fake, raw) = (Fake::default(), Raw::connect(near.address()).await);
-    let server = Raw::connect(near.address()).await;
-    let cache = cache(&url(&near)).await.build(Full { fake: fake.clone(), server }).unwrap();
-    let through = Through::builder(queue(&url(&far)).await, cache, fake.clone()).build();
+    let (fake, through) = cached_at(&near, &far, "FLUSHALL").await;
     let consumer = through.consume();
     let accepted = write(&through, 1, "a").await;
-    eventually("the fill was refused", async || through.cache().stats().store_errors > 1).await;
-    assert_eq!(through.backlog().await.unwrap().pending, 1);
-    // The same when keys are loaded before anybody asks.
-    let preloaded = through.preload([2], |_| {}).await;
-    assert_eq!((preloaded.done, preloaded.failed), (0, 1));
-    assert_eq!(raw.text("CONFIG SET maxmemory 0").await.as_deref(), Some("OK"));
     applied(&through, accepted).await;
     let read = through.get(&1).await.unwrap().unwrap();
     assert_eq!(read.value.as_deref().map(String::as_str), Some("a"));
-    assert_eq!(through.preload([2], |_| {}).await.done, 1);
+    let stats = through.cache().stats();
+    assert_eq!((fake.loads(), stats.lost_fills, stats.fills), (2, 1, 1));
+    assert_eq!(through.stats().not_refreshed, 0);
+    consumer.stop().await;
+}
+
+#[tokio::test]
+async fn a_cache_that_is_full_keeps_no_write_from_the_database() {
+    let [near, far] = [server::redis(&[]).await, server::redis(&[]).await];
+    let (fake, through) = cached_at(&near, &far, "CONFIG SET maxmemory 1").await;
+    let consumer = through.consume();
+    let accepted = write(&through, 1, "a").await;
+    applied(&through, accepted).await;
+    let stats = through.stats();
+    assert_eq!((stats.applied, stats.not_refreshed, stats.retries), (1, 1, 0));
+    assert_eq!(fake.history(1), ["a"], "once is enough");
+    assert!(through.get(&1).await.unwrap().is_none());
+    // The same when keys are loaded before anybody asks.
+    let preloaded = through.preload([2], |_| {}).await;
+    assert_eq!((preloaded.done, preloaded.failed), (0, 1));
+    let raw = Raw::connect(near.address()).await;
+    assert_eq!(raw.text("CONFIG SET maxmemory 0").await.as_deref(), Some("OK"));
+    assert_eq!(through.preload([1, 2], |_| {}).await.done, 2);
+    let read = through.get(&1).await.unwrap().unwrap();
+    assert_eq!(read.value.as_deref().map(String::as_str), Some("a"));
     assert_eq!(through.get(&2).await.unwrap().unwrap().value, None);
     consumer.stop().await;
+}
+
+#[tokio::test]
+async fn what_is_too_large_is_not_preloaded() {
+    let server = server::redis(&[]).await;
+    let (fake, near) = (Fake::default(), url(&server));
+    fake.put(1, "small");
+    fake.put(2, &"large".repeat(100));
+    let cache = cache(&near).await.max_value(100).build(fake.clone()).unwrap();
+    let through = Through::builder(queue(&near).await, cache, fake.clone()).build();
+    let loaded = soon("loaded", through.preload([1, 2, 3], |_| {})).await;
+    assert_eq!((loaded.done, loaded.failed), (2, 1));
+    assert_eq!(fake.loads(), 3, "it would be too large the next time as well");
 }

@@ -45,7 +45,7 @@ async fn run(waiting: Receiver<(Load, String)>, board: Arc<Board>) {
     let loading = waiting.for_each_concurrent(AT_ONCE, async |(load, key)| {
         // A cache lets nobody wait for ever, and says itself what failed.
         let read = match load(&key) {
-            Some(loading) => loading.await.is_ok(),
+            Some(loading) => loading.await.unwrap_or(false),
             None => false,
         };
         board.note(|status| match read {
