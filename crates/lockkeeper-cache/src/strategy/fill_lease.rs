@@ -10,7 +10,7 @@
 //!
 //! After a write has returned, no read that begins gets an older value, in any process. One load for each key at a time.
 //!
-//! # Known anomaly
+//! # Known anomalies
 //!
 //! *The window*: between the commit and the invalidation, readers get the old value. It is not acknowledged yet.
 //!
@@ -23,7 +23,7 @@
 //! A write that is only dropped, or panics, invalidates in the background. A commit whose outcome is unknown may also
 //! come after the invalidation. [`strong`](super::strong) closes all of these.
 //!
-//! *Failover of the cache*: a replica that takes over without the last invalidations.
+//! *A replica that lacks the last invalidations*, after [`connect_warm`](crate::Redis::connect_warm) alone: what it has counts.
 //!
 //! # When to use it
 //!

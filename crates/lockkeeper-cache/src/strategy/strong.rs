@@ -12,7 +12,7 @@
 //! From the commit on, and not only from the return of the write, no read that begins gets an older value. A writer
 //! that dies anywhere leaves nothing stale behind.
 //!
-//! # Known anomaly
+//! # Known anomalies
 //!
 //! *Announcement too short*: a commit that takes longer than the announcement is believed.
 //!
@@ -20,8 +20,11 @@
 //! 2. A reader misses, loads the old value and fills it.
 //! 3. The writer commits. Until it settles, readers get the old value.
 //!
-//! The same when the store forgets everything in between, or a replica takes over that never had the announcement
-//!; in that last case also after the write has returned.
+//! *A store that forgets the announcement*, because it is emptied, evicts, starts again, or a replica takes over: the same, until the
+//! write returns. A writer that dies just then leaves the old value until it ends.
+//!
+//! *A replica that lacks the last invalidations*, after [`connect_warm`](crate::Redis::connect_warm) alone: what it has counts, also
+//! after the write has returned.
 //!
 //! # When to use it
 //!

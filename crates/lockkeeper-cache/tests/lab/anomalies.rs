@@ -1,6 +1,8 @@
 //! Each anomaly that the notes describe, in the order in which it happens: on the strategies that have it, and, in the
 //! same order, on those that do not. The notes are numbered as in `docs/CACHE-CONSISTENCY.md`.
 
+use std::time::Duration;
+
 use lockkeeper_cache::{Cache, Error, Redis, Store, Strategy};
 use testkit::staleness::lab::{END, Moved};
 use testkit::staleness::{Kind, Outcome};
@@ -13,6 +15,10 @@ use crate::{Scene, story};
 
 /// The two that promise something.
 const SAFE: [Strategy; 2] = [Strategy::FillLease, Strategy::Strong];
+
+/// Those that do not set what is not committed.
+const NOT_AHEAD: [Strategy; 4] =
+    [Strategy::FillLease, Strategy::Strong, Strategy::UpdateThenDelete, Strategy::DeleteThenUpdate];
 
 /// Who loads from a replica that lags gets what it has; nobody can help that. It does not stay.
 const EXCEPT: &str = schedules::LAGGING_REPLICA.name;
@@ -41,7 +47,12 @@ async fn the_default_loses_no_write_with_its_cache() {
 async fn each_of_these_harms_somebody() {
     for Schedule { name, harms, .. } in schedules::ALL {
         // Those that harm none of our strategies are done by hand below.
-        let by_hand = ["TOLD_IN_THE_WRONG_ORDER", "COMMITTED_IN_THE_WRONG_ORDER", "COMMIT_FAILS"];
+        let by_hand = [
+            "TOLD_IN_THE_WRONG_ORDER",
+            "COMMITTED_IN_THE_WRONG_ORDER",
+            "COMMIT_FAILS",
+            "DIES_BEFORE_THE_COMMIT",
+        ];
         assert_eq!(harms.is_empty(), by_hand.contains(name), "{name}");
     }
     for schedule in schedules::ALL {
@@ -227,25 +238,79 @@ async fn two_writers_commit_in_the_wrong_order() {
     scene.play(&[("one", "commit"), ("another", "commit"), ("another", END), ("one", END)]).await;
     let cached = scene.world.cached().await;
     assert_eq!((cached, scene.world.truth()), (Some(41), 40), "{}", scene.story());
+    scene.is_stuck().await;
     for strategy in SAFE {
         schedules::COMMITTED_IN_THE_WRONG_ORDER.play(strategy).await.is_right().await;
     }
 }
 
-/// 002 §2.2.1: the cache is set, and the commit fails: readers get what never was.
+/// 002 §2.2.2: between the commit and the set, readers get the old value, although the database has the new one.
+#[tokio::test(start_paused = true)]
+async fn the_old_value_is_served_between_commit_and_set() {
+    let mut naive = by_hand(false);
+    naive.play(&[("one", "put")]).await;
+    naive.witness(2).await;
+    naive.play(&[("reader", END), ("one", END), ("late reader", END)]).await;
+    // A lock of writers does not help: who finds a value takes none.
+    let locked = schedules::BETWEEN_COMMIT_AND_DELETE.play(Strategy::WriteThrough).await;
+    let strong = schedules::BETWEEN_COMMIT_AND_DELETE.play(Strategy::Strong).await;
+    for (mut scene, inverted) in [(naive, 1), (locked, 1), (strong, 0)] {
+        let report = scene.report().await;
+        let counts = (report.stale, report.inverted, report.stuck);
+        assert_eq!(counts, (0, inverted, 0), "{}\n{}", scene.strategy, scene.story());
+    }
+}
+
+/// 002 §2.2.1: between the set and the commit, readers get the new value, although the database has the old one.
+#[tokio::test(start_paused = true)]
+async fn the_new_value_is_served_before_it_is_committed() {
+    let mut scene = by_hand(true);
+    scene.play(&[("one", "commit"), ("reader", END)]).await;
+    assert_eq!((scene.world.cached().await, scene.world.truth()), (Some(40), 0));
+    scene.witness(1).await;
+    scene.play(&[("one", END), ("late reader", END)]).await;
+    let report = scene.report().await;
+    // It is committed in the end, so it is not dirty; but time goes back for those who look at both.
+    let counts = (report.dirty, report.inverted, report.stale, report.stuck);
+    assert_eq!(counts, (0, 1, 0, 0), "{}", scene.story());
+    for strategy in [Strategy::FillLease, Strategy::Strong, Strategy::UpdateThenDelete] {
+        schedules::SEEN_BEFORE_THE_COMMIT.play(strategy).await.is_right().await;
+    }
+}
+
+/// 002 §2.2.1: the cache is set, and the commit fails: readers get what never was, until it ends.
 #[tokio::test(start_paused = true)]
 async fn a_commit_that_fails_after_the_set_leaves_what_never_was() {
     let mut scene = by_hand(true);
     scene.world.commit_fails();
-    scene.play(&[("one", END)]).await;
+    scene.play(&[("one", END), ("reader", END)]).await;
     assert_eq!((scene.world.cached().await, scene.world.truth()), (Some(40), 0));
-    for strategy in [
-        Strategy::FillLease,
-        Strategy::Strong,
-        Strategy::UpdateThenDelete,
-        Strategy::DeleteThenUpdate,
-    ] {
+    scene.world.pass(TTL);
+    scene.play(&[("late reader", END)]).await;
+    assert_eq!(scene.world.cached().await, Some(0), "{}", scene.story());
+    let report = scene.report().await;
+    // Nobody goes back behind what never was.
+    assert_eq!((report.dirty, report.inverted), (1, 0), "{}", scene.story());
+    for strategy in NOT_AHEAD {
         schedules::COMMIT_FAILS.play(strategy).await.is_right().await;
+    }
+}
+
+/// The same when the writer dies there. Nobody knows that its write failed, so it counts as done once it was read, and who
+/// then gets the old value goes back.
+#[tokio::test(start_paused = true)]
+async fn a_writer_that_dies_between_set_and_commit_leaves_what_never_was() {
+    let mut scene = by_hand(true);
+    scene.play(&[("one", "commit"), ("reader", END)]).await;
+    scene.lab.kill("one");
+    assert_eq!((scene.world.cached().await, scene.world.truth()), (Some(40), 0));
+    scene.world.pass(TTL);
+    scene.play(&[("late reader", END)]).await;
+    let report = scene.report().await;
+    // The late reader, and the last look.
+    assert_eq!((report.dirty, report.inverted), (0, 2), "{}", scene.story());
+    for strategy in NOT_AHEAD {
+        schedules::DIES_BEFORE_THE_COMMIT.play(strategy).await.is_right().await;
     }
 }
 
@@ -283,6 +348,35 @@ async fn a_fill_after_the_store_was_emptied_brings_the_old_value() {
     for strategy in SAFE {
         race.play(strategy).await.is_right().await;
     }
+}
+
+/// What `strong` cannot help: the store forgets that somebody writes. What a reader fills then is served after the commit,
+/// until the write returns; or until it ends, if the writer dies first.
+#[tokio::test(start_paused = true)]
+async fn a_store_that_forgets_the_announcement_serves_the_old_value_until_the_write_returns() {
+    for (dies, passes, inverted, stuck) in [
+        (false, Duration::ZERO, 1, 0),
+        // The last look is one more.
+        (true, Duration::ZERO, 2, 1),
+        (true, TTL, 1, 0),
+    ] {
+        let mut scene = Scene::warm(Strategy::Strong);
+        scene.play(&[("writer", "commit")]).await;
+        scene.world.store().clear();
+        scene.play(&[("reader", END), ("writer", "settle")]).await;
+        scene.witness(2).await;
+        scene.play(&[("late reader", END)]).await;
+        match dies {
+            true => scene.lab.kill("writer"),
+            false => scene.play(&[("writer", END)]).await,
+        }
+        scene.world.pass(passes);
+        let report = scene.report().await;
+        let counts = (report.stale, report.inverted, report.stuck);
+        assert_eq!(counts, (0, inverted, stuck), "dies: {dies}, {passes:?}\n{}", scene.story());
+    }
+    // A reader that is slower than the write fills nothing.
+    schedules::FORGOTTEN_ANNOUNCEMENT.play(Strategy::Strong).await.is_right().await;
 }
 
 /// Whether a write is there after the cache died that it was made with; a write that waits in the cache is not.

@@ -125,7 +125,9 @@ impl Cast {
     ) -> impl Future<Output = ()> + Send + use<> {
         let worst = Arc::clone(worst);
         async move {
-            let found = Worst::of(&world.report(self.strategy).await);
+            let report = world.report(self.strategy).await;
+            assert_eq!(report.dirty, 0, "{self:?}\n{}", story(&moves));
+            let found = Worst::of(&report);
             let mut worst = worst.lock();
             if found > worst.0 {
                 *worst = (found, story(&moves));

@@ -28,8 +28,8 @@ pub(crate) enum Step {
     Commits(&'static str),
     /// An actor dies where it stands.
     Dies(&'static str),
-    /// Somebody reads the database itself.
-    Witness,
+    /// Somebody reads the database itself, and finds this version.
+    Witness(u64),
     /// The time of the second delete comes, and somebody does it.
     SecondDelete,
     /// So much time passes at the store.
@@ -83,7 +83,7 @@ schedules! {
         [Loads("reader"), Ends("writer"), SecondDelete, Ends("reader"), Ends("late reader")]
         harms [DoubleDelete];
     BETWEEN_COMMIT_AND_DELETE = true
-        [Commits("writer"), Witness, Ends("reader"), Ends("writer"), Ends("late reader")]
+        [Commits("writer"), Witness(2), Ends("reader"), Ends("writer"), Ends("late reader")]
         harms [UpdateThenDelete, FillLease];
     LOST_DELETE = true [Commits("writer"), Dies("writer"), Ends("reader"), Ends("late reader")]
         harms [UpdateThenDelete, FillLease];
@@ -95,11 +95,22 @@ schedules! {
     COMMITTED_IN_THE_WRONG_ORDER = true
         [To("writer", "commit"), Ends("other writer"), Ends("writer"), Ends("late reader")]
         harms [];
-    COMMIT_FAILS = true [CommitsFail, Ends("writer"), Ends("reader"), Ends("late reader")] harms [];
+    SEEN_BEFORE_THE_COMMIT = true
+        [To("writer", "commit"), Ends("reader"), Witness(1), Ends("writer"), Ends("late reader")]
+        harms [DeleteThenUpdate, DoubleDelete];
+    COMMIT_FAILS = true
+        [CommitsFail, Ends("writer"), Ends("reader"), Passes(TTL), Ends("late reader")] harms [];
+    DIES_BEFORE_THE_COMMIT = true
+        [To("writer", "commit"), Ends("reader"), Dies("writer"), Passes(TTL), Ends("late reader")]
+        harms [];
     LAGGING_REPLICA = true [Lags, Ends("writer"), Ends("reader"), CatchesUp, Ends("late reader")]
         harms [UpdateThenDelete];
     EMPTIED_STORE = false
         [Loads("reader"), Ends("writer"), Empties, Ends("reader"), Ends("late reader")]
+        harms [UpdateThenDelete];
+    FORGOTTEN_ANNOUNCEMENT = true
+        [To("writer", "commit"), Empties, Loads("reader"), Ends("writer"), Ends("reader"),
+            Ends("late reader")]
         harms [UpdateThenDelete];
     WITHIN_A_BOUND = true
         [Ends("writer"), Ends("reader"), Passes(Duration::from_millis(1001)), Ends("late reader")]
@@ -128,10 +139,7 @@ impl Scene {
                 self.reaches(writer, |_| true).await;
             }
             Dies(actor) => self.lab.kill(actor),
-            Witness => {
-                let witness = self.world.table(Bypass, None, None);
-                assert_eq!(self.world.read(&witness, 50, Kind::Read).await, 2, "committed");
-            }
+            Witness(version) => self.witness(version).await,
             SecondDelete => self.second_delete().await,
             Passes(time) => self.world.pass(time),
             Empties => self.world.store().clear(),
@@ -144,6 +152,13 @@ impl Scene {
     /// A reader goes on until it has loaded.
     pub(crate) async fn loads(&mut self, reader: &str) {
         self.reaches(reader, |place| LOADED.contains(&place)).await;
+    }
+
+    /// Somebody reads the database itself, and finds this version.
+    pub(crate) async fn witness(&mut self, version: u64) {
+        let witness = self.world.table(Bypass, None, None);
+        let found = self.world.read(&witness, 50, Kind::Read).await;
+        assert_eq!(found, version, "\n{}", self.story());
     }
 
     /// An actor goes on until it stands at such a place.
