@@ -8,10 +8,12 @@ use lockkeeper_cache::{
     BoxError, Cache, Database, Freshness, Loaded, Loader, Order, Redis, Strategy, Table,
 };
 use serde::{Deserialize, Serialize};
-use sqlx::{AssertSqlSafe, PgPool};
+use sqlx::PgPool;
 
+/// Versions are of a sequence: a row that is deleted and inserted again must not begin at a smaller one than it had.
 const CREATE: &str = "CREATE TABLE IF NOT EXISTS articles
-    (id BIGINT PRIMARY KEY, name TEXT NOT NULL, price BIGINT NOT NULL, version BIGINT NOT NULL)";
+    (id BIGINT PRIMARY KEY, name TEXT NOT NULL, price BIGINT NOT NULL, version BIGINT NOT NULL);
+    CREATE SEQUENCE IF NOT EXISTS article_versions";
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 struct Article {
@@ -49,9 +51,11 @@ impl Database<i64, Article> for Articles {
             sqlx::query("DELETE FROM articles WHERE id = $1").bind(id).execute(&self.0).await?;
             return Ok(0);
         };
+        // Not EXCLUDED.version: that was taken before the row was locked, and who had it meanwhile may have taken a larger one.
         let write = sqlx::query_scalar(
-            "INSERT INTO articles VALUES ($1, $2, $3, 1) ON CONFLICT (id) DO UPDATE
-             SET name = $2, price = $3, version = articles.version + 1 RETURNING version",
+            "INSERT INTO articles VALUES ($1, $2, $3, nextval('article_versions'))
+             ON CONFLICT (id) DO UPDATE
+             SET name = $2, price = $3, version = nextval('article_versions') RETURNING version",
         );
         let version: i64 = write.bind(id).bind(name).bind(price).fetch_one(&self.0).await?;
         Ok(version.try_into()?)
@@ -63,7 +67,8 @@ async fn raise(articles: &Table<i64, Article>, pool: &PgPool, ids: &[i64]) -> Re
     let update = async {
         let mut sql = pool.begin().await?;
         sqlx::query(
-            "UPDATE articles SET price = price + 1, version = version + 1 WHERE id = ANY($1)",
+            "UPDATE articles SET price = price + 1, version = nextval('article_versions')
+             WHERE id = ANY($1)",
         )
         .bind(ids)
         .execute(&mut *sql)
@@ -81,7 +86,7 @@ async fn raise(articles: &Table<i64, Article>, pool: &PgPool, ids: &[i64]) -> Re
 /// Reads and writes; returns the prices that were seen.
 pub(crate) async fn shop(postgres: &str, redis: &str) -> Result<Vec<i64>, BoxError> {
     let pool = PgPool::connect(postgres).await?;
-    sqlx::query(AssertSqlSafe(CREATE)).execute(&pool).await?;
+    sqlx::raw_sql(CREATE).execute(&pool).await?;
     let articles = Cache::builder(Redis::connect(redis).await?)
         .namespace("article")
         .table(Strategy::default(), Articles(pool.clone()))?;

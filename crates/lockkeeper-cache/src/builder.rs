@@ -81,7 +81,8 @@ impl Builder {
         Self { store, guards, tags: None, settings, options }
     }
 
-    /// What all keys begin with, before a colon. Needed, and without a default: two caches with one namespace at one store
+    /// What all names at the store begin with, before a colon and the key as its `Display` writes it: keys that are written alike
+    /// are one. Needed, and without a default: two caches with one namespace at one store
     /// share their entries, and must have the same keys and values. One that continues another after a colon may, too: the key
     /// `b:c` of `a` is the key `c` of `a:b`. Nor may one continue another with `#tag`, where the tags of that one are.
     pub fn namespace(mut self, namespace: impl Into<String>) -> Self {

@@ -37,7 +37,7 @@ use crate::loader::Loader;
 ///         if order.is_some() {
 ///             return Err("no order is kept here, which write-behind needs".into());
 ///         }
-///         // INSERT … ON CONFLICT (id) DO UPDATE SET name = $2, version = users.version + 1 RETURNING version
+///         // INSERT … ON CONFLICT (id) DO UPDATE SET name = $2, version = nextval('user_versions') RETURNING version
 ///         let mut names = self.0.lock().map_err(|_| "broken")?;
 ///         match name {
 ///             Some(name) => drop(names.insert(*id, name.clone())),

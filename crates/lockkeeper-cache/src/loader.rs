@@ -22,7 +22,8 @@ impl<V> Loaded<V> {
         Self { value: None, version: 0 }
     }
 
-    /// In this version: a number that grows with every change of the row, read together with it. Versions are from 1;
+    /// In this version: a number that grows with every change of the row, read together with it. Take it from a sequence of the
+    /// database where rows are deleted and made again: one that begins anew is smaller than what was cached before. Versions are from 1;
     /// 0 stands for an unknown one.
     ///
     /// A value without a version is refused for a while after an invalidation that named one.

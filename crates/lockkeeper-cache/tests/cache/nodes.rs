@@ -4,43 +4,67 @@ use std::time::Duration;
 
 use lockkeeper_cache::{Cache, Error, Loaded, Redis};
 use testkit::nodes::{Cluster, Sentinels};
+use testkit::resp::Raw;
 use testkit::wait::soon;
 
 use crate::harness::Database;
 
-/// Keys in as many slots, read, changed and read again.
+/// Keys in as many slots, read, changed and read again, all at a time.
 async fn many_keys(url: &str) {
     let database = Database::new();
     let source = database.clone();
     let store = soon("connected", Redis::connect(url)).await.unwrap();
+    let row =
+        |key: u32, version: u64| Loaded::found(u64::from(key) * 10 + version).version(version);
     let loader = move |key: u32| {
-        let read = source.read();
-        async move { Ok::<_, Error>(Loaded::found(u64::from(key) * 10 + read).version(read)) }
+        let found = row(key, source.read());
+        async move { Ok::<_, Error>(found) }
     };
     let cache = Cache::builder(store).namespace("nodes").build(loader).unwrap();
-    let keys: Vec<u32> = (0..50).collect();
+    let keys: Vec<u32> = (0..100).collect();
+    let all_have = async |version: u64| {
+        let found = soon("all", cache.get_many(&keys)).await.unwrap();
+        let found: Vec<u64> = found.into_iter().map(|value| *value.unwrap()).collect();
+        let expected: Vec<u64> = keys.iter().map(|key| u64::from(*key) * 10 + version).collect();
+        assert_eq!(found, expected);
+    };
     for version in 1..=2 {
         for _ in 0..2 {
-            let found = soon("all", cache.get_many(&keys)).await.unwrap();
-            let found: Vec<u64> = found.into_iter().map(|value| *value.unwrap()).collect();
-            let expected: Vec<u64> =
-                keys.iter().map(|key| u64::from(*key) * 10 + version).collect();
-            assert_eq!(found, expected);
+            all_have(version).await;
         }
-        assert_eq!(cache.stats().loads, 50 * version, "{:?}", cache.stats());
+        assert_eq!(cache.stats().loads, 100 * version, "{:?}", cache.stats());
         database.commit();
         soon("invalidated", cache.invalidate_to(&keys, version + 1)).await.unwrap();
     }
     let write = soon("announced", cache.intend(&keys)).await.unwrap();
-    soon("all", cache.get_many(&keys)).await.unwrap();
-    assert_eq!(cache.stats().bypasses, 50);
+    all_have(3).await;
+    assert_eq!(cache.stats().bypasses, 100);
     soon("settled", write.settle(None)).await.unwrap();
-    assert_eq!(cache.stats().store_errors, 0);
+    all_have(3).await;
+    soon("all are filled", cache.idle()).await;
+    let (loads, version) = (cache.stats().loads, database.commit());
+    let rows: Vec<_> = keys.iter().map(|key| (*key, row(*key, version))).collect();
+    assert_eq!(soon("set", cache.set_many(&rows)).await.unwrap(), [true; 100]);
+    all_have(version).await;
+    assert_eq!(cache.stats().loads, loads, "what was set is there");
+    database.commit();
+    soon("invalidated", cache.invalidate(&keys)).await.unwrap();
+    all_have(version + 1).await;
+    soon("all are filled", cache.idle()).await;
+    assert_eq!((cache.stats().loads, cache.stats().store_errors), (loads + 100, 0));
 }
 
 #[tokio::test]
 async fn a_cluster_has_each_key_where_its_slot_is() {
-    many_keys(&Cluster::shared().await.url()).await;
+    let cluster = Cluster::shared().await;
+    many_keys(&cluster.url()).await;
+    let mut keys = Vec::new();
+    for master in &cluster.servers[..3] {
+        let here = Raw::connect(master.address()).await.keys("nodes:*").await;
+        assert!(!here.is_empty(), "none at {}", master.address());
+        keys.extend(here);
+    }
+    assert_eq!(keys.len(), 100, "{keys:?}");
 }
 
 #[tokio::test]

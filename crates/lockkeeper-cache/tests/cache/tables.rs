@@ -8,9 +8,11 @@ use std::time::Duration;
 use async_trait::async_trait;
 use lockkeeper::Locks;
 use lockkeeper_cache::{
-    BoxError, Cache, Database, Error, Loaded, Loader, Order, Redis, Source, Strategy, Table,
+    BoxError, Builder, Cache, Database, Error, Loaded, Loader, Order, Redis, Source, Strategy,
+    Table,
 };
 use parking_lot::Mutex;
+use testkit::nodes::Cluster;
 use testkit::server;
 use testkit::wait::soon;
 
@@ -83,9 +85,12 @@ fn strategies() -> impl Iterator<Item = Strategy> {
 }
 
 async fn table(place: &Place, strategy: Strategy, names: &Names) -> Table<u32, String> {
-    let builder = place.builder().await.namespace(strategy.name()).locks(Locks::memory());
-    let builder = builder.keep_last(Duration::from_millis(1)).timeout(Duration::from_secs(5));
-    builder.table(strategy, names.clone()).unwrap()
+    configured(place.builder().await.namespace(strategy.name()), strategy, names)
+}
+
+fn configured(builder: Builder, strategy: Strategy, names: &Names) -> Table<u32, String> {
+    let builder = builder.locks(Locks::memory()).keep_last(Duration::from_millis(1));
+    builder.timeout(Duration::from_secs(5)).table(strategy, names.clone()).unwrap()
 }
 
 async fn read(table: &Table<u32, String>, id: u32) -> Option<String> {
@@ -189,6 +194,35 @@ async fn a_write_that_is_dropped_in_the_middle_leaves_nothing_stale(place: &Plac
             fresh(&table).await.as_deref() == Some("new")
         })
         .await;
+    }
+}
+
+/// Write-behind as well, which has its own tests at a single server.
+#[tokio::test]
+async fn each_works_in_a_cluster() {
+    let cluster = Cluster::shared().await;
+    for strategy in Strategy::ALL {
+        let store = match strategy {
+            Strategy::WriteBehind => soon("connected", Redis::connect_warm(&cluster.url())).await,
+            _ => soon("connected", Redis::connect(&cluster.url())).await,
+        };
+        let builder = Cache::builder(store.unwrap()).namespace(format!("each-{strategy}"));
+        let names = Names::default();
+        names.set(1, Some("old"));
+        let table = configured(builder, strategy, &names);
+        for cached in [false, strategy != Strategy::Bypass] {
+            let read = soon("a value", table.read(&1)).await.unwrap();
+            let source = if cached { Source::Hit } else { Source::Loaded };
+            assert_eq!(read.value.as_deref().map(String::as_str), Some("old"), "{strategy}");
+            assert_eq!(read.source, source, "{strategy}");
+            soon("it is filled", table.cache().idle()).await;
+        }
+        soon("written", table.write(&1, Some("new".to_owned()))).await.unwrap();
+        let expected = if follows(strategy) { "new" } else { "old" };
+        assert_eq!(fresh(&table).await.as_deref(), Some(expected), "{strategy}");
+        soon("a flush", table.flush()).await.unwrap();
+        assert_eq!(names.get(1).as_deref(), Some("new"), "{strategy}");
+        assert_eq!(table.cache().stats().store_errors, 0, "{strategy}");
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::pin::pin;
+use std::sync::Arc;
 use std::task::Poll;
 
 use futures_util::poll;
@@ -9,6 +10,7 @@ use lockkeeper_cache::{Cache, Error, Loaded, Redis};
 use testkit::nodes::ask;
 use testkit::relay::Relay;
 use testkit::server::{self, Server};
+use testkit::wait::soon;
 use tokio::runtime::Builder as Runtime;
 use tokio::task::spawn_blocking;
 
@@ -111,27 +113,36 @@ async fn a_miss_waits_for_two_answers() {
 #[tokio::test]
 async fn who_is_idle_may_end() {
     let server = server::redis(&[]).await;
-    let url = format!("redis://{}", server.address());
+    // In this runtime, which goes on.
+    let relay = Arc::new(Relay::to(server.address()).await);
     for (key, mut runtime) in
         [Runtime::new_current_thread(), Runtime::new_multi_thread()].into_iter().enumerate()
     {
-        let (runtime, url) = (runtime.enable_all().build().unwrap(), url.clone());
+        let (runtime, relay) = (runtime.enable_all().build().unwrap(), Arc::clone(&relay));
         let reads = move || {
             runtime.block_on(async {
-                let loader = async |key: usize| Ok::<_, Error>(Loaded::found(key));
+                let holds = Arc::clone(&relay);
+                let loader = move |key: usize| {
+                    // All that is sent from now on: the fill.
+                    holds.hold_commands();
+                    async move { Ok::<_, Error>(Loaded::found(key)) }
+                };
+                let url = format!("redis://{}", relay.address());
                 let store = Redis::connect(&url).await.unwrap();
                 let cache = Cache::builder(store).namespace("cache").build(loader).unwrap();
                 cache.get(&key).await.unwrap();
-                cache.idle().await;
+                let mut idle = pin!(cache.idle());
+                let held = poll!(idle.as_mut());
+                relay.let_go();
+                assert_eq!(held, Poll::Pending, "the fill has no answer");
+                soon("nothing is under way", idle).await;
             });
         };
         spawn_blocking(reads).await.unwrap();
     }
     let loader = async |key: usize| Err::<Loaded<usize>, _>(format!("{key} is not cached"));
-    let cache = Cache::builder(Redis::connect(&url).await.unwrap())
-        .namespace("cache")
-        .build(loader)
-        .unwrap();
+    let store = Redis::connect(&format!("redis://{}", server.address())).await.unwrap();
+    let cache = Cache::builder(store).namespace("cache").build(loader).unwrap();
     let found = cache.get_many(&[0, 1]).await.unwrap();
     assert_eq!(found, [Some(0.into()), Some(1.into())]);
     assert_eq!(cache.stats().waits, 0);

@@ -91,6 +91,31 @@ async fn what_is_filled_together_does_not_end_together() {
     assert_eq!(ends(Some(Jitter::NONE), false).await, HashSet::from([100]), "all at once");
 }
 
+/// A shorter one: it may be there soon.
+#[tokio::test]
+async fn what_is_not_there_has_a_time_of_its_own() {
+    let time = Arc::new(AtomicU64::new(0));
+    let clock = Arc::clone(&time);
+    let store = Memory::with_clock(1000, move || clock.load(Ordering::SeqCst));
+    let builder =
+        Cache::builder(store).namespace("cache").ttl(60 * SECOND).null_ttl(SECOND).early(None);
+    let loader = |key: u32| {
+        let loaded = Loaded::from((key == 1).then_some(key));
+        async move { Ok::<_, Error>(loaded) }
+    };
+    let cache = builder.build(loader).unwrap();
+    // Up to a tenth of either time is left to chance.
+    for (now, loads, hits) in [(1000, 2, 0), (1800, 2, 2), (2000, 3, 3), (54_000, 4, 4)] {
+        time.store(now, Ordering::SeqCst);
+        assert!(cache.get(&0).await.unwrap().is_none());
+        assert_eq!(cache.get(&1).await.unwrap().as_deref(), Some(&1));
+        cache.idle().await;
+        let stats = cache.stats();
+        assert_eq!((stats.loads, stats.hits), (loads, hits), "at {now}");
+    }
+    assert_eq!(cache.stats().null_hits, 1, "the others are of the one that is there");
+}
+
 #[tokio::test]
 async fn no_more_loads_begin_than_the_limit_lets() {
     let source = Source::default();
