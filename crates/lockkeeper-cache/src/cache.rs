@@ -300,8 +300,7 @@ where
     /// who has made the last read and is about to end, and by tests. Not for invalidations: who calls these waits for them.
     ///
     /// A read has its value when the fill is handed to the connection. A process that ends in that very moment may not have
-    /// sent it, and one whose load took longer than five seconds most often has not, as the client then asks the server who it
-    /// is: then others wait until the [lease](Builder::lease) of that load is over. Nothing is under way for longer than
+    /// sent it: then others wait until the [lease](Builder::lease) of that load is over. Nothing is under way for longer than
     /// three times the [`timeout`](Builder::timeout), as long as the runtimes run that have read; where others go on to
     /// read, this may wait as long as they do. Never to be called by a loader, which would wait for itself.
     ///
@@ -359,12 +358,12 @@ where
         }
     }
 
-    pub(crate) async fn look_alone(self: &Arc<Self>, name: &str) -> store::Result<Seen> {
+    pub(crate) async fn look_alone(&self, name: &str) -> store::Result<Seen> {
         let looked = self.ask_one(name).await;
         looked.inspect_err(|error| self.store_failed("looking", error))
     }
 
-    pub(crate) async fn look_many(self: &Arc<Self>, names: &[&str]) -> store::Result<Vec<Seen>> {
+    pub(crate) async fn look_many(&self, names: &[&str]) -> store::Result<Vec<Seen>> {
         let looked = self.ask(names).await;
         looked.inspect_err(|error| self.store_failed("looking", error))
     }

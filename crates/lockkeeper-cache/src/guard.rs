@@ -21,10 +21,10 @@ use lockkeeper::clock::Instant;
 use tokio::sync::SemaphorePermit;
 use tokio::time::timeout;
 
-use self::health::{Health, Trial};
+use self::health::Health;
 use crate::breaker::{Gate, Pass, Policy};
 use crate::builder::Builder;
-use crate::cache::{Cache, Inner, Read, Source, refs};
+use crate::cache::{Cache, Inner, Read, Source};
 use crate::entry::Ticket;
 use crate::error::{BoxError, Error, Result, StoreError};
 use crate::events::{Event, Events};
@@ -36,9 +36,6 @@ use crate::jitter::{Early, Jitter};
 use crate::limit::Limit;
 use crate::load::Outcome;
 use crate::store::{self, Seen};
-
-/// A store that was left alone and takes longer than this does not answer.
-const TRIAL_TIME: Duration = Duration::from_secs(5);
 
 /// A filter that takes longer than this does not answer.
 const FILTER_TIME: Duration = Duration::from_secs(1);
@@ -288,47 +285,21 @@ where
     }
 
     /// What the store has under a key, unless it is left alone.
-    pub(crate) async fn ask_one(self: &Arc<Self>, key: &str) -> store::Result<Seen> {
+    pub(crate) async fn ask_one(&self, key: &str) -> store::Result<Seen> {
         let Ok(look) = self.guards.store.enter() else { return Ok(Seen::Down) };
-        let look = match look.into_trial() {
-            Ok(trial) => {
-                let found = Box::pin(self.try_again(trial, &[key])).await?;
-                return Ok(found.into_iter().next().unwrap_or(Seen::Down));
-            }
-            Err(look) => look,
-        };
         let found = self.store.get_one(key).await;
         look.answered(found.is_ok());
         found
     }
 
     /// The same for several.
-    pub(crate) async fn ask(self: &Arc<Self>, keys: &[&str]) -> store::Result<Vec<Seen>> {
+    pub(crate) async fn ask(&self, keys: &[&str]) -> store::Result<Vec<Seen>> {
         let Ok(look) = self.guards.store.enter() else {
             return Ok(vec![Seen::Down; keys.len()]);
-        };
-        let look = match look.into_trial() {
-            Ok(trial) => return Box::pin(self.try_again(trial, keys)).await,
-            Err(look) => look,
         };
         let found = self.store.get(keys).await;
         look.answered(found.is_ok());
         found
-    }
-
-    /// Whether a store that was left alone answers again. In a task of its own, because who asks may have less patience than it
-    /// takes to find out that a connection is dead, and to make another.
-    async fn try_again(self: &Arc<Self>, trial: Trial, keys: &[&str]) -> store::Result<Vec<Seen>> {
-        let inner = Arc::clone(self);
-        let keys: Vec<String> = keys.iter().map(|key| (*key).to_owned()).collect();
-        let trying = tokio::spawn(async move {
-            let found = timeout(TRIAL_TIME, inner.store.get(&refs(&keys))).await;
-            let found = found.unwrap_or_else(|late| Err(StoreError::new("store", late)));
-            inner.guards.store.tried(trial, found.is_ok());
-            found
-        });
-        // Not there when the store panicked, or the runtime ends.
-        trying.await.unwrap_or_else(|gone| Err(StoreError::new("store", gone)))
     }
 
     /// A copy that may be old, while the store does not answer.

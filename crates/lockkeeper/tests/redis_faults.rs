@@ -4,6 +4,7 @@
 
 use std::time::Duration;
 
+use lockkeeper::backend::redis::keyspace::Keyspace;
 use lockkeeper::clock::Instant;
 use lockkeeper::{Cause, Error, Locks, Name};
 use testkit::proxy::{Proxy, Way};
@@ -325,6 +326,24 @@ async fn a_connection_that_has_gone_silent_is_replaced() {
     proxy.silence();
     let guard = soon("through another one", locks.mutex("x").lock()).await.unwrap();
     guard.release().await.unwrap();
+}
+
+/// Whether a connection is dead takes a second to find out, and nobody here has as much patience.
+#[tokio::test]
+async fn a_silent_connection_is_replaced_although_nobody_waits_for_it() {
+    let server = server::redis(&[]).await;
+    let proxy = Proxy::to(server.address()).await;
+    let url = format!("redis://{}", proxy.address()).parse().unwrap();
+    let keyspace = Keyspace::connect(&url).await.unwrap();
+    let answers = async || {
+        let mut get = redis::cmd("GET");
+        let looking = keyspace.query::<Option<String>>("x", get.arg("x"));
+        tokio::time::timeout(Duration::from_millis(50), looking).await.is_ok_and(|it| it.is_ok())
+    };
+    eventually("it answers", &answers).await;
+    proxy.silence();
+    assert!(!answers().await, "it was to be silent");
+    eventually("there is another connection", &answers).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -35,12 +35,6 @@ pub(crate) struct Look<'a> {
     answered: bool,
 }
 
-/// The one look at a store that is left alone.
-pub(crate) struct Trial {
-    pass: Pass,
-    since: Instant,
-}
-
 impl Health {
     pub(crate) fn new(what: &'static str) -> Self {
         let (open, open_longest) = OPEN;
@@ -67,10 +61,6 @@ impl Health {
     /// When it is worth asking again.
     pub(crate) fn retry_after(&self) -> Duration {
         OPEN.0
-    }
-
-    pub(crate) fn tried(&self, trial: Trial, ok: bool) {
-        self.over(Some(trial.pass), trial.since, ok);
     }
 
     fn over(&self, pass: Option<Pass>, since: Instant, ok: bool) {
@@ -108,13 +98,6 @@ impl Look<'_> {
 }
 
 impl Look<'_> {
-    /// If it is a trial: for who lets it end, whatever becomes of who asks.
-    pub(crate) fn into_trial(mut self) -> Result<Trial, Self> {
-        let Some(pass) = self.pass.take() else { return Err(self) };
-        self.answered = true;
-        Ok(Trial { pass, since: self.since })
-    }
-
     /// For what answers in any case, only late.
     pub(crate) fn answered_within(self, time: Duration) {
         let in_time = Instant::now().since(self.since) < time;

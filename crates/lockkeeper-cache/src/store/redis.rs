@@ -177,8 +177,20 @@ impl Redis {
 
     /// Runs a script on keys that are in one place. Its answer begins with the time.
     async fn run(&self, script: &Script, keys: &[&str], args: &[&[u8]]) -> Result<Vec<Reply>> {
+        self.answer(self.servers.run(script, keys, args)).await
+    }
+
+    /// The end of a load, under its lease.
+    async fn under_lease(&self, key: &str, args: &[&[u8]]) -> Result<Vec<Reply>> {
+        self.answer(self.servers.go_on(&LEASE, &[&self.key(key)], args)).await
+    }
+
+    async fn answer(
+        &self,
+        running: impl Future<Output = lockkeeper::Result<Vec<Reply>>> + Send,
+    ) -> Result<Vec<Reply>> {
         let sent = local_ms();
-        let reply: Vec<Reply> = self.servers.run(script, keys, args).await.map_err(failed)?;
+        let reply = running.await.map_err(failed)?;
         let Some(Reply::Int(now)) = reply.first() else { return Err(strange(&reply)) };
         self.set_clock(now.cast_unsigned(), sent);
         Ok(reply)
@@ -348,8 +360,7 @@ impl Store for Redis {
 
     async fn fill(&self, key: &str, value: &Value, ttl: Duration) -> Result<Filled> {
         let entry = Entry::Value(Value { lease: Lease::NONE, ..value.clone() }).encode();
-        let reply =
-            self.run(&LEASE, &[&self.key(key)], &[b"fill", &entry, &text(millis(ttl))]).await?;
+        let reply = self.under_lease(key, &[b"fill", &entry, &text(millis(ttl))]).await?;
         match &reply[..] {
             [_, Reply::Int(1)] => Ok(Filled::Done),
             [_, Reply::Int(0)] => Ok(Filled::Gone),
@@ -365,7 +376,7 @@ impl Store for Redis {
     }
 
     async fn give_up(&self, key: &str, ticket: Ticket) -> Result<()> {
-        self.run(&LEASE, &[&self.key(key)], &[b"give up", &ticket.to_bytes()]).await.map(|_| ())
+        self.under_lease(key, &[b"give up", &ticket.to_bytes()]).await.map(|_| ())
     }
 
     async fn invalidate(&self, keys: &[&str], how: Invalidation) -> Result<()> {

@@ -46,11 +46,32 @@ impl Servers {
         args: &[&[u8]],
     ) -> Result<T> {
         match self.warm {
-            true => {
-                let nobody = NOBODY.to_be_bytes();
-                self.keyspace.run(script, keys, &[args, &[&nobody]].concat()).await
-            }
+            true => self.run_for_nobody(script, keys, args).await,
             false => self.keyspace.run_signed(script, keys, args).await,
         }
+    }
+
+    /// The same under a lease, which the server has granted: that is the one, and need not be asked who it is. Another one has no
+    /// such lease.
+    pub(crate) async fn go_on<T: FromRedisValue>(
+        &self,
+        script: &Script,
+        keys: &[&str],
+        args: &[&[u8]],
+    ) -> Result<T> {
+        match self.warm {
+            true => self.run_for_nobody(script, keys, args).await,
+            false => self.keyspace.run_signed_as_before(script, keys, args).await,
+        }
+    }
+
+    async fn run_for_nobody<T: FromRedisValue>(
+        &self,
+        script: &Script,
+        keys: &[&str],
+        args: &[&[u8]],
+    ) -> Result<T> {
+        let nobody = NOBODY.to_be_bytes();
+        self.keyspace.run(script, keys, &[args, &[&nobody]].concat()).await
     }
 }

@@ -73,6 +73,25 @@ pub(super) enum Sign {
     Answer,
     /// And the command says, as 8 bytes behind its last word, who is to get it.
     Both,
+    /// The same, for what goes on with something that was signed: the server is not asked again who it is.
+    BothAsBefore,
+}
+
+impl Sign {
+    /// Who is at the other end, if that matters.
+    async fn identify(self, open: &mut Open) -> RedisResult<Option<u64>> {
+        match self {
+            Self::No => return Ok(None),
+            Self::BothAsBefore if let Some(by) = open.identity.last() => return Ok(Some(by)),
+            Self::Answer | Self::Both | Self::BothAsBefore => {}
+        }
+        open.identity.of(&mut open.connection).await.map(Some)
+    }
+
+    /// Whether the command says it.
+    fn is_sent(self) -> bool {
+        matches!(self, Self::Both | Self::BothAsBefore)
+    }
 }
 
 /// An answer.
@@ -82,6 +101,23 @@ pub(super) struct Reply<T> {
     pub(super) shortfall: Option<Shortfall>,
     /// Who gave it, if that matters.
     pub(super) by: Option<u64>,
+}
+
+/// A command without an answer. Given up by who was to wait for it, it leaves nobody who would find out that the connection
+/// is dead: so that is done here.
+struct UnderWay<'a> {
+    link: &'a Link,
+    /// Nobody else uses the connection.
+    alone: bool,
+    open: Option<Open>,
+}
+
+impl Drop for UnderWay<'_> {
+    fn drop(&mut self) {
+        if let Some(open) = self.open.take().filter(|_| !self.alone) {
+            self.link.doubt(open);
+        }
+    }
 }
 
 /// One connection for all, which comes back by itself, also when it has merely gone silent; and some
@@ -172,20 +208,19 @@ impl Commands {
         run: Run<'_>,
         time: Duration,
     ) -> Result<Reply<T>> {
-        let mut used = None;
+        let mut under_way = UnderWay { link, alone: run.acknowledged.is_some(), open: None };
         let answered = {
             // Pinned here: what is handed on as it is lies in every future that it is handed to.
             let answer = pin!(async {
-                let mut open = link.connection().await?;
-                used = Some(open.number);
-                let by = identify(run.sign, &mut open).await.map_err(|error| {
+                let open = under_way.open.insert(link.connection().await?);
+                let by = run.sign.identify(open).await.map_err(|error| {
                     if error.is_unrecoverable_error() {
                         link.forget(open.number);
                     }
                     failed("asking the server which one it is (INFO)", error)
                 })?;
                 let signed;
-                let run = match by.filter(|_| run.sign == Sign::Both) {
+                let run = match by.filter(|_| run.sign.is_sent()) {
                     Some(by) => {
                         let mut step = run.step.clone();
                         step.arg(&by.to_be_bytes());
@@ -207,7 +242,7 @@ impl Commands {
                     answer => answer,
                 };
                 // A master that was replaced meanwhile may grant what the new one grants to others.
-                if answer.is_ok() && !link.is_right(&open) {
+                if answer.is_ok() && !link.is_right(open) {
                     return Err(demotion());
                 }
                 let answer = answer.map(|(value, shortfall)| Reply { value, shortfall, by });
@@ -221,10 +256,11 @@ impl Commands {
             });
             answer_within(time, answer).await
         };
+        let used = under_way.open.take();
         answered.unwrap_or_else(|| {
             // The driver keeps a connection that does not answer: a new one may.
-            if let Some(number) = used {
-                link.forget(number);
+            if let Some(open) = used {
+                link.forget(open.number);
             }
             Err(unanswered(time))
         })
@@ -316,14 +352,6 @@ impl Commands {
             failed("looking", error)
         })
     }
-}
-
-/// Who is at the other end, if that matters.
-async fn identify(sign: Sign, open: &mut Open) -> RedisResult<Option<u64>> {
-    if sign == Sign::No {
-        return Ok(None);
-    }
-    open.identity.of(&mut open.connection).await.map(Some)
 }
 
 /// Sends a script, with what goes before and after it in one pipeline.

@@ -28,6 +28,11 @@ impl Identity {
         known.filter(|(_, asked)| Instant::now().since(*asked) < BELIEVED).map(|(who, _)| who)
     }
 
+    /// Who it was when it was last asked, however long ago.
+    pub(super) fn last(&self) -> Option<u64> {
+        self.known.lock().map(|(who, _)| who)
+    }
+
     /// Who it is. Asked by one task for all, on the connection that it is about.
     pub(super) async fn of(&self, connection: &mut MultiplexedConnection) -> RedisResult<u64> {
         if let Some(who) = self.known() {

@@ -134,9 +134,33 @@ impl Keyspace {
         keys: &[&str],
         arguments: &[&[u8]],
     ) -> Result<T> {
+        self.run_with(script, keys, arguments, Sign::Both).await
+    }
+
+    /// The same, for what goes on with something that [`run_signed`](Self::run_signed) has begun: the server is the one that it was
+    /// then, as far as this client knows, and is not asked again. One round trip in any case, if the connection is still there.
+    ///
+    /// # Errors
+    ///
+    /// As for [`query_signed`](Self::query_signed).
+    pub async fn run_signed_as_before<T: FromRedisValue>(
+        &self,
+        script: &Script,
+        keys: &[&str],
+        arguments: &[&[u8]],
+    ) -> Result<T> {
+        self.run_with(script, keys, arguments, Sign::BothAsBefore).await
+    }
+
+    async fn run_with<T: FromRedisValue>(
+        &self,
+        script: &Script,
+        keys: &[&str],
+        arguments: &[&[u8]],
+        sign: Sign,
+    ) -> Result<T> {
         let (first, step) = step(script, keys, arguments);
-        let invoked = self.nodes.invoke_signed(first, script, step, None, Sign::Both);
-        Ok(invoked.await?.value)
+        Ok(self.nodes.invoke_signed(first, script, step, None, sign).await?.value)
     }
 
     /// Every server that has keys, as far as is known now, for commands that are about all of them; in the

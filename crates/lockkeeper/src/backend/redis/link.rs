@@ -4,7 +4,7 @@
 //! a fail-over the wrong server lives there.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 use redis::aio::{AsyncPushSender, MultiplexedConnection};
@@ -14,6 +14,7 @@ use tokio::runtime::Handle;
 use super::commands::{COMMAND_TIME, failed, unanswered};
 use super::identity::Identity;
 use super::sentinel::Sentinels;
+use crate::clock::answer_within;
 use crate::error::{Error, Result};
 
 /// Where a server is to be found.
@@ -87,6 +88,8 @@ pub(super) struct Open {
     pub(super) number: u64,
     moves: u64,
     pub(super) identity: Arc<Identity>,
+    /// Somebody is finding out whether it is dead.
+    doubted: Arc<AtomicBool>,
 }
 
 /// How many were made.
@@ -152,10 +155,36 @@ impl Link {
 
     /// That connection is of no use any more.
     pub(super) fn forget(&self, number: u64) {
-        let mut open = self.open.lock();
-        if open.as_ref().is_some_and(|open| open.number == number) {
-            *open = None;
+        forget(&self.open, number);
+    }
+
+    /// A command on that connection was given up before there was an answer. Whether there would have been one is found out in
+    /// the background, once at a time: whoever has less patience than that takes would keep a dead connection for ever.
+    pub(super) fn doubt(&self, mut doubted: Open) {
+        if doubted.doubted.swap(true, Ordering::Relaxed) {
+            return;
         }
+        let open = Arc::clone(&self.open);
+        self.runtime.spawn(async move {
+            let ping = redis::cmd("PING");
+            let answer = answer_within(COMMAND_TIME, ping.exec_async(&mut doubted.connection));
+            // A refusal is an answer.
+            let dead = match answer.await {
+                Some(answer) => answer.is_err_and(|error| error.is_unrecoverable_error()),
+                None => true,
+            };
+            doubted.doubted.store(false, Ordering::Relaxed);
+            if dead {
+                forget(&open, doubted.number);
+            }
+        });
+    }
+}
+
+fn forget(open: &Mutex<Option<Open>>, number: u64) {
+    let mut open = open.lock();
+    if open.as_ref().is_some_and(|open| open.number == number) {
+        *open = None;
     }
 }
 
@@ -167,6 +196,7 @@ async fn connect_in_time(origin: &Origin) -> Result<Open> {
 async fn connect(origin: &Origin) -> Result<Open> {
     let (client, moves) = origin.find().await?;
     let connection = open(&client).await.map_err(|error| failed("connecting", error))?;
-    let (number, identity) = (COUNT.fetch_add(1, Ordering::Relaxed), Arc::default());
-    Ok(Open { connection, number, moves, identity })
+    let number = COUNT.fetch_add(1, Ordering::Relaxed);
+    let (identity, doubted) = (Arc::default(), Arc::default());
+    Ok(Open { connection, number, moves, identity, doubted })
 }
