@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use lockkeeper::clock::Instant;
 use lockkeeper_cache::breaker::Phase;
-use lockkeeper_cache::entry::{Begun, Entry, Ticket};
+use lockkeeper_cache::entry::{Begun, Entry, Settled, Ticket};
 use lockkeeper_cache::{Cache, Error, Loaded, Redis, Seen, Store};
 use testkit::proxy::Proxy;
 use testkit::resp::Raw;
@@ -196,6 +196,19 @@ async fn a_server_without_memory_still_invalidates() {
     assert_eq!(client.loaded().await, 2);
     assert_eq!(client.loaded().await, 2);
     assert_eq!(client.cache.stats().fills, 1);
+    // With something to remember: where there is a value, and where there is nothing.
+    raw.ask("CONFIG SET maxmemory 0").await;
+    assert_eq!((client.loaded().await, client.hit().await), (2, 2));
+    raw.ask("CONFIG SET maxmemory 1").await;
+    for key in [1, 2] {
+        client.cache.invalidate_to(&[key], 3).await.unwrap();
+        assert_eq!(raw.keys(&format!("cache:{key}")).await.len(), 1, "it is remembered");
+        let write = client.cache.intend(&[key]).await.unwrap();
+        assert_eq!(write.settle(Some(4)).await.unwrap(), Settled::Held);
+        let write = client.cache.intend(&[key]).await.unwrap();
+        assert_eq!(write.settle(None).await.unwrap(), Settled::Held);
+    }
+    assert_eq!(client.loaded().await, 2);
 }
 
 #[tokio::test]

@@ -38,6 +38,10 @@ local function ends(key) -- when the server forgets it; 0 if there is nothing
 end
 local function write(key, entry, at) redis.call('SET', key, BY .. entry, 'PX', math.max(1, at - now)) end
 
+-- A server that is out of memory refuses a script's first write if it may need some, and no later one. What is said of writes
+-- must not be lost for that: it is small, and ends soon.
+local function make_room(key) redis.call('DEL', key) end
+
 local function set_lease(key, lease) redis.call('SETRANGE', key, 10, lease) end -- in a value, which stays
 
 local function is_live(lease, at) -- a ticket and when it ends, from there on

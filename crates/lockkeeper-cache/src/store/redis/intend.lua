@@ -8,6 +8,7 @@ for _, key in ipairs(KEYS) do
   if kind == 'W' then floor, before, at = string.sub(entry, 3, 10), others(entry, writer), ends(key)
   elseif kind == 'L' then floor, at = string.sub(entry, 27, 34), ends(key) end
   local until_ = now + ttl_ms
+  make_room(key)
   write(key, 'W\1' .. floor .. before .. writer .. pack(until_), math.max(until_, at))
 end
 return {now}

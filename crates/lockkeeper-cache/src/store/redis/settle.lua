@@ -10,6 +10,7 @@ for _, key in ipairs(KEYS) do
     if #all == #rest then held = 0 end
     local raised, at = larger(floor, string.sub(entry, 3, 10)), ends(key)
     if floor ~= ZERO then at = math.max(at, now + floor_ms) end
+    make_room(key)
     if rest == '' then write_gap(key, raised, ZERO, '', at)
     else write(key, 'W\1' .. raised .. rest, at) end
   else
