@@ -4,14 +4,15 @@
 //! to a reader: the value is as good as the load, whether it is cached or not. So a miss waits for the store twice, for the
 //! look and for the lease, and not a third time; and a store that stops in between holds up nobody.
 //!
-//! Who reads the key next most often finds the value. If not, because he asks in another process, or because the client had
-//! to ask the server something else before it could send, he sees the lease, and looks again after a moment.
+//! Who reads the key next most often finds the value. If not, because he asks in another process, or because the connection
+//! was lost meanwhile, he sees the lease, and looks again after a moment.
 //!
 //! Whose work is not done before the value is there waits for the flight of the load, which knows ([`Fill`]).
 
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::BoxFuture;
 use futures_util::{FutureExt, poll};
 use tokio::runtime::Handle;
 use tokio::task::yield_now;
@@ -66,9 +67,16 @@ where
         self.armed = false;
     }
 
-    /// Gives it back, and waits for that.
-    pub(crate) async fn give_up(mut self) {
-        self.armed = self.inner.store.give_up(&self.name, self.ticket).await.is_err();
+    /// Gives it back, because there is nothing to fill.
+    pub(crate) async fn give_up(self) {
+        let inner = Arc::clone(&self.inner);
+        inner.end(self.give_back().boxed()).await;
+    }
+
+    async fn give_back(mut self) {
+        let (inner, time) = (Arc::clone(&self.inner), self.inner.settings.timeout);
+        let giving_up = timeout(time, inner.store.give_up(&self.name, self.ticket));
+        self.armed = !matches!(giving_up.await, Ok(Ok(())));
     }
 
     /// Gives it back, because what was loaded is not for the store.
@@ -81,13 +89,7 @@ where
     pub(crate) async fn fill(self, value: Value, ttl: Duration) {
         let inner = Arc::clone(&self.inner);
         self.flight.set_fill(Fill::UnderWay);
-        let mut filling = self.fill_and_wait(value, ttl).boxed();
-        if poll!(&mut filling).is_pending() {
-            inner.tasks.spawn(filling);
-            // Now the connection has its turn, and writes: who ends when he has his value would else leave the
-            // lease behind, and others would wait for its end.
-            yield_now().await;
-        }
+        inner.end(self.fill_and_wait(value, ttl).boxed()).await;
     }
 
     async fn fill_and_wait(mut self, value: Value, ttl: Duration) {
@@ -112,6 +114,22 @@ where
             Filled::Done => Fill::Done,
             Filled::Gone | Filled::Late | Filled::Older => Fill::Other,
         });
+    }
+}
+
+impl<K, V> Inner<K, V>
+where
+    K: Clone + Send + Sync + 'static,
+    V: Send + Sync + 'static,
+{
+    /// Begins the end of a load, and goes on with it in a task of its own.
+    async fn end(&self, mut ending: BoxFuture<'static, ()>) {
+        if poll!(&mut ending).is_pending() {
+            self.tasks.spawn(ending);
+            // Now the connection has its turn, and writes: who ends when he has his value would else leave the
+            // lease behind, and others would wait for its end.
+            yield_now().await;
+        }
     }
 }
 

@@ -79,12 +79,13 @@ where
         }
     }
 
-    /// Has the value under a key loaded, unless it is cached; returns when the store has it, for who then says so. `false`: the store
-    /// is not to have it, because it is too large, or somebody writes it, or each time it was loaded somebody changed it.
+    /// Has the value under a key loaded, unless it is cached; returns when the store has it, for who then says so. `false`: it is too
+    /// large for the store.
     ///
     /// # Errors
     ///
-    /// As for [`read`](Self::read), and [`Error::Store`] when the store does not say whether it has the value.
+    /// As for [`read`](Self::read); [`Error::Store`] when the store does not say whether it has the value; [`Error::Busy`] when somebody
+    /// writes it, or each time it was loaded somebody changed it, or the database had only an older one.
     pub(crate) async fn load_into_store(&self, key: &K) -> Result<bool> {
         let name = self.inner.name(key)?;
         self.inner.in_time(self.inner.into_store(key, &name)).await
@@ -211,7 +212,7 @@ where
             let (plan, shown) = match self.decide(key, name, Freshness::Any, turn, (seen, false)) {
                 Next::Done(done) => return done.map(|_| true),
                 Next::Get(plan @ Plan::Fill { .. }, shown) => (plan, shown),
-                Next::Get(..) | Next::Bypass => return Ok(false),
+                Next::Get(..) | Next::Bypass => break,
             };
             let flight = self.flight(key, name, turn, plan, shown);
             let waited = self.settings.timeout;
@@ -225,7 +226,7 @@ where
                 Fill::Other | Fill::UnderWay => {}
             }
         }
-        Ok(false)
+        Err(Error::Busy { retry_after: PENDING_FOR })
     }
 
     /// The rest of such a read.

@@ -48,7 +48,7 @@
 //!
 //! *Only the cache*: who reads it alone finds nothing where nothing was [loaded](Through::preload) or written, where a value
 //! has ended ([`ttl`](crate::Builder::ttl)), for a moment after each write, and where what was written is too large for the cache or
-//! could not be loaded in three attempts: no write waits in the queue for that ([`ThroughStats::not_refreshed`]).
+//! could not be loaded for ten seconds: no write waits in the queue for longer than that ([`ThroughStats::not_refreshed`]).
 //!
 //! # When to use it
 //!
@@ -193,7 +193,7 @@ pub struct ThroughStats {
     /// Writes that became letters.
     pub buried: u64,
     /// Writes that were applied and are not [cached](Tell::Refresh): the value is too large, somebody else writes it, or it could not
-    /// be loaded in three attempts.
+    /// be loaded for ten seconds.
     pub not_refreshed: u64,
 }
 

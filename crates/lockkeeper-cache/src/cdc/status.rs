@@ -29,7 +29,8 @@ pub struct Status {
     pub keys: u64,
     /// Keys that were read again.
     pub refreshed: u64,
-    /// Keys that were to be read again and were not: they are none of that cache, the loader failed, or there were too many.
+    /// Keys that were to be read again and are not cached: they are none of that cache, the loader failed, somebody was about to write
+    /// them, they are too large, or there were too many. Who reads one next loads it.
     pub not_refreshed: u64,
     /// Namespaces that were cleared, for whatever reason.
     pub cleared: u64,

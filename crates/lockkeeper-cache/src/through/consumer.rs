@@ -26,9 +26,6 @@ const LOOK: Duration = Duration::from_millis(50);
 /// So long one goes on that has found what only another program can do, before it lets others have a turn.
 const TURN: Duration = Duration::from_secs(1);
 
-/// So often what was written is tried to be loaded again, before the write is done without that.
-const REFRESHES: u32 = 3;
-
 /// The longest reason in a letter, in bytes.
 const WHY: usize = 1000;
 
@@ -72,8 +69,8 @@ impl fmt::Debug for Consumer {
 
 /// What came of an attempt.
 enum Outcome {
-    /// It is not in the queue any more.
-    Done,
+    /// It is not in the queue any more. Whether it was loaded again.
+    Done(bool),
     /// To be tried again.
     Failed(Failed),
     /// Of a program with another schema, which can do it.
@@ -165,8 +162,8 @@ async fn lead<K, V>(
         let wake = [again, turn_ends].into_iter().flatten().fold(look, Instant::min);
         tokio::select! {
             Some(joined) = tasks.join_next() => match joined {
-                Ok((job, Outcome::Done)) => {
-                    lanes.done(&job);
+                Ok((job, Outcome::Done(loaded))) => {
+                    lanes.done(&job, loaded);
                     *pause = PAUSES.0;
                     if lanes.is_empty() {
                         look = Instant::now();
@@ -232,66 +229,83 @@ where
             Ok(name) => [name],
             Err(error) => return self.bury(job, &error.to_string()).await,
         };
-        // Before the commit, so that no crash leaves a row that the filter does not know of.
-        if inner.announce(&name).await.is_err() {
-            return Outcome::Failed(Failed::Other);
-        }
-        let version = match self.store(&key, value.as_ref(), job).await {
-            Ok(version) => version,
-            Err(Failure::Final(why)) => return self.bury(job, &why).await,
-            Err(Failure::Passing(error)) => {
-                self.counters.retries.add();
-                if self.attempts.is_some_and(|most| job.refused + 1 >= most) {
-                    return self.bury(job, &reason(&*error)).await;
-                }
-                let attempt = job.attempt;
-                tracing::warn!(%error, %order, attempt, "a write was not applied, and is tried again");
-                return Outcome::Failed(Failed::Database);
-            }
+        let version = match job.tried.stored {
+            Some(version) => version,
+            // Before the commit, so that no crash leaves a row that the filter does not know of.
+            None if inner.announce(&name).await.is_err() => return Outcome::Failed(Failed::Other),
+            None => match self.store(&key, value.as_ref(), job).await {
+                Ok(version) => version,
+                Err(Failure::Final(why)) => return self.bury(job, &why).await,
+                Err(Failure::Passing(error)) => return self.refused(job, &*error).await,
+            },
         };
-        if let Err(why) = self.tell(&key, &name, version, job).await {
-            return Outcome::Failed(why);
-        }
+        let loaded = match self.tell(&key, &name, version, job).await {
+            Ok(loaded) => loaded,
+            Err(why) => return Outcome::Failed(why),
+        };
         match self.queue.done(&job.queued).await {
             Ok(()) => {
                 self.counters.applied.add();
-                Outcome::Done
+                if self.tell == Tell::Refresh && !loaded {
+                    self.counters.not_refreshed.add();
+                }
+                Outcome::Done(loaded)
             }
             Err(error) => {
-                // It is applied again, which changes nothing.
                 inner.store_failed("a write that was applied", &error);
-                Outcome::Failed(Failed::Other)
+                Outcome::Failed(Failed::Stored(version))
             }
         }
     }
 
-    /// Tells the cache that it was written. Only then does the write leave the queue: whoever dies before has it done again.
-    async fn tell(&self, key: &K, name: &[String], version: u64, job: &Job) -> Result<(), Failed> {
+    /// The database has refused it, this time.
+    async fn refused(
+        &self,
+        job: &Job,
+        error: &(dyn std::error::Error + Send + Sync + 'static),
+    ) -> Outcome {
+        self.counters.retries.add();
+        if self.attempts.is_some_and(|most| job.tried.refused + 1 >= most) {
+            return self.bury(job, &reason(error)).await;
+        }
+        let (order, attempt) = (job.queued.order, job.attempt());
+        tracing::warn!(%error, %order, attempt, "a write was not applied, and is tried again");
+        Outcome::Failed(Failed::Database)
+    }
+
+    /// Tells the cache that it was written. Only then does the write leave the queue: whoever dies before has it done again. Whether
+    /// it was loaded again.
+    async fn tell(
+        &self,
+        key: &K,
+        name: &[String],
+        version: u64,
+        job: &Job,
+    ) -> Result<bool, Failed> {
         let inner = self.inner();
         let told = match self.tell {
             // A filter that was begun since the write was announced does not have it.
             Tell::Nobody => inner.announce(name).await,
             Tell::Invalidate | Tell::Refresh => inner.invalidate_names(name, version).await,
         };
-        told.map_err(|_| Failed::Other)?;
+        told.map_err(|_| Failed::Stored(version))?;
         if self.tell != Tell::Refresh {
-            return Ok(());
+            return Ok(false);
         }
         // Loaded, and not set to what was written: if this came late, the database has something newer.
         let loaded = self.cache.load_into_store(key).await;
         if matches!(loaded, Ok(true)) {
-            return Ok(());
+            return Ok(true);
         }
         let (order, error) = (job.queued.order, loaded.err());
         let cause = error.as_ref().map(ToString::to_string);
         // What is too large is so the next time, and what cannot be cached is no reason to keep writes from the database.
-        if error.is_some() && job.unloaded + 1 < REFRESHES {
+        if error.is_some() && !job.is_patience_over(Instant::now()) {
             tracing::warn!(cause, %order, "what was written is not cached, and is tried again");
-            return Err(Failed::Refresh);
+            return Err(Failed::Unloaded(version));
         }
         tracing::warn!(cause, %order, "what was written is not cached: who reads only the cache misses it");
-        self.counters.not_refreshed.add();
-        Ok(())
+        Ok(false)
     }
 
     /// A panic there is a failure as well, and so is no answer: if it is done late, its order tells.
@@ -328,11 +342,11 @@ where
     async fn bury(&self, job: &Job, why: &str) -> Outcome {
         let order = job.queued.order;
         let end = why.floor_char_boundary(WHY);
-        match self.queue.bury(&job.queued, &why[..end], job.attempt).await {
+        match self.queue.bury(&job.queued, &why[..end], job.attempt()).await {
             Ok(true) => {
                 self.counters.buried.add();
                 tracing::error!(%order, why, "a write is given up: it is among the letters");
-                Outcome::Done
+                Outcome::Done(false)
             }
             Ok(false) => {
                 tracing::error!(%order, why, "there are too many letters: a write holds up its key");

@@ -29,6 +29,10 @@ const STUCK: usize = 64;
 /// So many are read at a time.
 pub(super) const PAGE: usize = 100;
 
+/// For so long what is in the database is tried to be loaded again, before the write is done without that. Longer than a store
+/// that was away is left alone.
+const PATIENCE: Duration = Duration::from_secs(10);
+
 /// Between two attempts after a failure: at first, and at most.
 pub(super) const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(5));
 
@@ -36,14 +40,31 @@ pub(super) const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Dura
 #[derive(Debug, Default)]
 struct Lane {
     waiting: VecDeque<Arc<Queued>>,
-    /// How often the first of them has failed, and when it is tried again.
-    failures: u32,
+    /// What is known of the first of them, and when it is tried again if it has failed.
+    first: Tried,
     again: Option<Instant>,
-    /// Of these, so often because the database has refused, and because it could not be loaded again.
-    refused: u32,
-    unloaded: u32,
+    /// Since when nothing of this key could be loaded again.
+    unloaded: Option<Instant>,
     /// The first one that was left in the queue for lack of room here.
     skipped: Option<Order>,
+}
+
+/// What is known of a write that has failed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Tried {
+    /// How often.
+    failures: u32,
+    /// How often the database has refused it.
+    pub(super) refused: u32,
+    /// The database has it, in this version.
+    pub(super) stored: Option<u64>,
+}
+
+impl Tried {
+    /// It holds up others: it has failed, and the database does not have it.
+    fn is_stuck(self) -> bool {
+        self.failures > 0 && self.stored.is_none()
+    }
 }
 
 /// All writes that were read and are not done.
@@ -54,7 +75,7 @@ pub(super) struct Lanes {
     ready: VecDeque<Arc<str>>,
     /// Keys whose first write has failed and is not being tried.
     failing: HashSet<Arc<str>>,
-    /// Keys whose first write has failed, whether it is being tried or not.
+    /// Keys whose first write has failed and is not in the database, whether it is being tried or not.
     stuck: usize,
     /// So many of those are being tried.
     again: usize,
@@ -70,11 +91,20 @@ pub(super) struct Lanes {
 pub(super) struct Job {
     pub(super) key: Arc<str>,
     pub(super) queued: Arc<Queued>,
+    pub(super) tried: Tried,
+    unloaded: Option<Instant>,
+}
+
+impl Job {
     /// How often it has been tried, this time included.
-    pub(super) attempt: u32,
-    /// How often the database has refused it, and how often it was in the database and could not be loaded again.
-    pub(super) refused: u32,
-    pub(super) unloaded: u32,
+    pub(super) fn attempt(&self) -> u32 {
+        self.tried.failures + 1
+    }
+
+    /// It has been tried for long enough to be loaded again.
+    pub(super) fn is_patience_over(&self, now: Instant) -> bool {
+        self.unloaded.is_some_and(|since| now.saturating_duration_since(since) >= PATIENCE)
+    }
 }
 
 /// Where an attempt failed.
@@ -82,9 +112,11 @@ pub(super) struct Job {
 pub(super) enum Failed {
     /// The database has refused.
     Database,
-    /// It is in the database, and could not be loaded again.
-    Refresh,
-    /// Elsewhere.
+    /// It is in the database, in this version, and could not be loaded again.
+    Unloaded(u64),
+    /// The same, and something else could not be done.
+    Stored(u64),
+    /// Before it was in the database.
     Other,
 }
 
@@ -153,8 +185,8 @@ impl Lanes {
         };
         let lane = &self.lanes[&key];
         let queued = Arc::clone(lane.waiting.front()?);
-        let Lane { failures, refused, unloaded, .. } = *lane;
-        Some(Job { key, queued, attempt: failures + 1, refused, unloaded })
+        let Lane { first, unloaded, .. } = *lane;
+        Some(Job { key, queued, tried: first, unloaded })
     }
 
     /// What has failed and is to be tried before all others of that kind, and when. Nothing: there is no such thing, or as many are
@@ -164,14 +196,16 @@ impl Lanes {
         failing.filter_map(|key| Some((self.lanes[key].again?, key))).min()
     }
 
-    /// It is neither in the queue any more nor to be applied.
-    pub(super) fn done(&mut self, job: &Job) {
-        self.again -= usize::from(job.attempt > 1);
+    /// It is neither in the queue any more nor to be applied; and whether it was loaded again.
+    pub(super) fn done(&mut self, job: &Job, loaded: bool) {
+        self.again -= usize::from(job.attempt() > 1);
         let Some(lane) = self.lanes.get_mut(&job.key) else { return };
         lane.waiting.pop_front();
         self.known.remove(&job.queued.order);
-        self.stuck -= usize::from(lane.failures > 0);
-        (lane.failures, lane.again, lane.refused, lane.unloaded) = (0, None, 0, 0);
+        self.stuck -= usize::from(lane.first.is_stuck());
+        (lane.first, lane.again) = Default::default();
+        // Else each of its writes would wait for as long.
+        lane.unloaded = lane.unloaded.filter(|_| !loaded);
         if !lane.waiting.is_empty() {
             self.ready.push_back(Arc::clone(&job.key));
             return;
@@ -185,16 +219,21 @@ impl Lanes {
 
     /// It is to be tried again, and those of its key wait.
     pub(super) fn failed(&mut self, job: &Job, why: Failed, now: Instant) {
-        self.again -= usize::from(job.attempt > 1);
+        self.again -= usize::from(job.attempt() > 1);
         let Some(lane) = self.lanes.get_mut(&job.key) else { return };
-        self.stuck += usize::from(lane.failures == 0);
-        let pause = PAUSES.0 * 2_u32.saturating_pow(lane.failures.min(16));
-        lane.failures = lane.failures.saturating_add(1);
+        let was_stuck = lane.first.is_stuck();
+        let pause = PAUSES.0 * 2_u32.saturating_pow(lane.first.failures.min(16));
+        lane.first.failures = lane.first.failures.saturating_add(1);
         match why {
-            Failed::Database => lane.refused += 1,
-            Failed::Refresh => lane.unloaded += 1,
+            Failed::Database => lane.first.refused += 1,
+            Failed::Unloaded(version) => {
+                lane.first.stored = Some(version);
+                lane.unloaded.get_or_insert(now);
+            }
+            Failed::Stored(version) => lane.first.stored = Some(version),
             Failed::Other => {}
         }
+        self.stuck = self.stuck - usize::from(was_stuck) + usize::from(lane.first.is_stuck());
         lane.again = Some(now + pause.min(PAUSES.1));
         self.failing.insert(Arc::clone(&job.key));
     }
@@ -226,18 +265,18 @@ mod tests {
         let [a, b] = [lanes.next(now).unwrap(), lanes.next(now).unwrap()];
         assert_eq!((seq(&a), seq(&b)), (1, 3));
         assert!(lanes.next(now).is_none());
-        lanes.done(&a);
+        lanes.done(&a, true);
         let a = lanes.next(now).unwrap();
-        assert_eq!((seq(&a), a.attempt), (2, 1));
+        assert_eq!((seq(&a), a.attempt()), (2, 1));
         // Read again, as after a failure of the queue.
         lanes.rewind();
         lanes.take(vec![queued("a", 2), queued("b", 3), queued("a", 4)]);
         assert!(lanes.next(now).is_none());
-        lanes.done(&b);
-        lanes.done(&a);
+        lanes.done(&b, true);
+        lanes.done(&a, true);
         let a = lanes.next(now).unwrap();
         assert_eq!(seq(&a), 4);
-        lanes.done(&a);
+        lanes.done(&a, true);
         assert!(lanes.is_empty() && lanes.after().is_none() && lanes.lanes.is_empty());
     }
 
@@ -249,7 +288,7 @@ mod tests {
         lanes.failed(&a, Failed::Other, now);
         let b = lanes.next(now).unwrap();
         assert_eq!(seq(&b), 3);
-        lanes.done(&b);
+        lanes.done(&b, true);
         assert!(lanes.next(now).is_none());
         let mut at = now;
         for attempt in 2..20 {
@@ -258,30 +297,60 @@ mod tests {
             assert!(lanes.next(again - Duration::from_millis(1)).is_none());
             at = again;
             let a = lanes.next(at).unwrap();
-            assert_eq!((seq(&a), a.attempt), (1, attempt));
+            assert_eq!((seq(&a), a.attempt()), (1, attempt));
             lanes.failed(&a, Failed::Other, at);
         }
         at += PAUSES.1;
         let a = lanes.next(at).unwrap();
-        lanes.done(&a);
-        assert_eq!(lanes.next(at).map(|job| (seq(&job), job.attempt)), Some((2, 1)));
+        lanes.done(&a, true);
+        assert_eq!(lanes.next(at).map(|job| (seq(&job), job.attempt())), Some((2, 1)));
         assert_eq!(lanes.stuck, 0);
     }
 
     #[test]
-    fn why_a_write_has_failed_is_counted_for_it_alone() {
+    fn why_a_write_has_failed_is_known_of_it_alone() {
         let (mut lanes, mut now) = (Lanes::default(), Instant::now());
         lanes.take(vec![queued("a", 1), queued("a", 2)]);
-        for why in [Failed::Other, Failed::Database, Failed::Refresh, Failed::Database] {
+        for (why, stuck) in [
+            (Failed::Other, 1),
+            (Failed::Database, 1),
+            (Failed::Database, 1),
+            (Failed::Stored(7), 0),
+            (Failed::Unloaded(7), 0),
+        ] {
             let job = lanes.next(now).unwrap();
             lanes.failed(&job, why, now);
+            assert_eq!(lanes.stuck, stuck);
             now += PAUSES.1;
         }
         let job = lanes.next(now).unwrap();
-        assert_eq!((seq(&job), job.attempt, job.refused, job.unloaded), (1, 5, 2, 1));
-        lanes.done(&job);
+        assert_eq!((seq(&job), job.attempt()), (1, 6));
+        assert_eq!((job.tried.refused, job.tried.stored), (2, Some(7)));
+        lanes.done(&job, true);
         let job = lanes.next(now).unwrap();
-        assert_eq!((seq(&job), job.attempt, job.refused, job.unloaded), (2, 1, 0, 0));
+        assert_eq!((seq(&job), job.attempt(), job.tried), (2, 1, Tried::default()));
+    }
+
+    #[test]
+    fn a_key_that_cannot_be_loaded_again_is_waited_for_once() {
+        let (mut lanes, now) = (Lanes::default(), Instant::now());
+        lanes.take((1..=3).map(|seq| queued("a", seq)).collect());
+        let job = lanes.next(now).unwrap();
+        assert!(!job.is_patience_over(now + PATIENCE), "it may be loaded the first time");
+        lanes.failed(&job, Failed::Unloaded(0), now);
+        let (almost, over) = (now + PATIENCE - PAUSES.0, now + PATIENCE);
+        let job = lanes.next(almost).unwrap();
+        assert!(!job.is_patience_over(almost));
+        lanes.failed(&job, Failed::Unloaded(0), almost);
+        let over = over + PAUSES.1;
+        let job = lanes.next(over).unwrap();
+        assert!(job.is_patience_over(over));
+        lanes.done(&job, false);
+        let job = lanes.next(over).unwrap();
+        assert!(job.is_patience_over(over), "nor can the next one");
+        lanes.done(&job, true);
+        let job = lanes.next(over).unwrap();
+        assert!(!job.is_patience_over(over + PATIENCE), "it could");
     }
 
     #[test]
@@ -294,7 +363,7 @@ mod tests {
         let mut applied = Vec::new();
         for _ in 0..100 {
             while let Some(job) = lanes.next(now) {
-                lanes.done(&job);
+                lanes.done(&job, true);
                 there.retain(|queued| queued.order != job.queued.order);
                 if &*job.key == "a" {
                     applied.push(seq(&job));
@@ -321,10 +390,10 @@ mod tests {
         assert_eq!(tried, STUCK);
         let later = now + PAUSES.1;
         let one = lanes.next(later).unwrap();
-        assert_eq!(one.attempt, 2);
-        lanes.done(&one);
+        assert_eq!(one.attempt(), 2);
+        lanes.done(&one, true);
         let rest: Vec<Job> = std::iter::from_fn(|| lanes.next(later)).collect();
-        assert_eq!(rest.iter().filter(|job| job.attempt == 1).count(), 5);
+        assert_eq!(rest.iter().filter(|job| job.attempt() == 1).count(), 5);
     }
 
     #[test]
@@ -344,8 +413,8 @@ mod tests {
         lanes.take(vec![queued("a", 31), queued("a", 32)]);
         for seq_of_it in [31, 32] {
             let job = lanes.next(at).unwrap();
-            assert_eq!((seq(&job), job.attempt), (seq_of_it, 1));
-            lanes.done(&job);
+            assert_eq!((seq(&job), job.attempt()), (seq_of_it, 1));
+            lanes.done(&job, true);
         }
         let mut tried: HashSet<Arc<str>> = busy.iter().map(|job| Arc::clone(&job.key)).collect();
         for _ in busy.len()..keys.len() {
@@ -358,7 +427,7 @@ mod tests {
         }
         assert_eq!(tried.len(), keys.len(), "some wait for ever");
         for job in busy {
-            lanes.done(&job);
+            lanes.done(&job, true);
         }
         assert_eq!(lanes.stuck, keys.len() - KEYS / 2);
         assert_eq!(

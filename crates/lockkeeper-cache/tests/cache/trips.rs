@@ -4,13 +4,15 @@ use std::collections::BTreeMap;
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::Poll;
+use std::time::Duration;
 
 use futures_util::poll;
+use lockkeeper::clock::Instant;
 use lockkeeper_cache::{Cache, Error, Loaded, Redis};
 use testkit::nodes::ask;
 use testkit::relay::Relay;
 use testkit::server::{self, Server};
-use testkit::wait::soon;
+use testkit::wait::{LONG, eventually, soon};
 use tokio::runtime::Builder as Runtime;
 use tokio::task::spawn_blocking;
 
@@ -20,25 +22,45 @@ use crate::harness::{Client, Database, value};
 /// scripts use commands of their own.
 const COUNTED: [&str; 5] = ["mget", "evalsha", "eval", "script|load", "exec"];
 
+/// Counted apart: the scripts use it, too, each once for a key.
+const LOOK: &str = "get";
+
+/// The same: this asks, too.
+const ASK: &str = "info";
+
 /// How often each of these was sent.
 async fn sent(server: &Server) -> BTreeMap<String, u64> {
     let stats = ask(server.address(), "INFO commandstats").await;
     let line = |line: &str| {
         let (name, rest) = line.trim().strip_prefix("cmdstat_")?.split_once(":calls=")?;
         let calls = rest.split(',').next()?.parse().ok()?;
-        COUNTED.contains(&name).then(|| (name.to_owned(), calls))
+        ([LOOK, ASK].contains(&name) || COUNTED.contains(&name)).then(|| (name.to_owned(), calls))
     };
     stats.lines().filter_map(line).collect()
 }
 
 /// What has been sent since.
 async fn since(server: &Server, before: &BTreeMap<String, u64>) -> BTreeMap<String, u64> {
+    since_and_looks(server, before).await.0
+}
+
+/// The same, and how often a key was looked at, also by scripts.
+async fn since_and_looks(
+    server: &Server,
+    before: &BTreeMap<String, u64>,
+) -> (BTreeMap<String, u64>, u64) {
     let mut sent = sent(server).await;
     for (name, calls) in before {
         *sent.entry(name.clone()).or_default() -= calls;
     }
+    let looks = sent.remove(LOOK).unwrap_or_default();
+    sent.remove(ASK);
     sent.retain(|_, calls| *calls > 0);
-    sent
+    (sent, looks)
+}
+
+fn one(command: &str) -> BTreeMap<String, u64> {
+    BTreeMap::from([(command.to_owned(), 1)])
 }
 
 #[tokio::test]
@@ -58,7 +80,6 @@ async fn many_keys_are_one_command() {
     cache.intend(&keys[..1]).await.unwrap().settle(None).await.unwrap();
     cache.get_many(&keys).await.unwrap();
     cache.idle().await;
-    let one = |command: &str| BTreeMap::from([(command.to_owned(), 1)]);
 
     let before = sent(&server).await;
     assert_eq!(cache.get_many(&keys).await.unwrap().len(), 100);
@@ -84,8 +105,8 @@ async fn many_keys_are_one_command() {
     assert_eq!(cache.stats().loads, loads + 100, "all of them were invalidated");
 }
 
-/// The look and the request for the lease. What is sent after the load has not even arrived; and it is one command, also
-/// at a server that knew no scripts before.
+/// The look, which is all that a hit is, and the request for the lease. What is sent after the load has not even arrived;
+/// and it is one command, also at a server that knew no scripts before.
 #[tokio::test]
 async fn a_miss_waits_for_two_answers() {
     let server = server::redis(&[]).await;
@@ -105,8 +126,66 @@ async fn a_miss_waits_for_two_answers() {
     assert_eq!(arrived, BTreeMap::new());
     assert_eq!((stats.fills, stats.store_errors, idle), (0, 0, Poll::Pending));
     assert_eq!(client.stats().await.fills, 1);
-    assert_eq!(since(&server, &before).await, BTreeMap::from([("evalsha".to_owned(), 1)]));
+    assert_eq!(since(&server, &before).await, one("evalsha"));
+    // Nor does it before the load.
+    client.cache.invalidate(&[1]).await.unwrap();
+    let before = sent(&server).await;
+    let get = client.get();
+    let load = client.load().await;
+    // By itself once, and once in the script.
+    assert_eq!(since_and_looks(&server, &before).await, (one("evalsha"), 2));
+    load.go();
+    assert_eq!(value(get).await, 1);
+    client.idle().await;
+    let before = sent(&server).await;
     assert_eq!(client.hit().await, 1);
+    assert_eq!(since_and_looks(&server, &before).await, (BTreeMap::new(), 1), "a hit is a look");
+}
+
+/// Although the client forgets meanwhile who the server is, and would have to ask.
+#[tokio::test]
+async fn a_fill_is_one_command_after_a_long_load_too() {
+    let server = server::redis(&[]).await;
+    let store = Redis::connect(&format!("redis://{}", server.address())).await.unwrap();
+    let builder = Cache::builder(store).namespace("cache").timeout(LONG).lease(LONG);
+    let mut client = Client::new(builder, &Database::new());
+    let get = client.get();
+    let load = client.load().await;
+    let begun = Instant::now();
+    eventually("it takes long", async || Instant::now().since(begun) > Duration::from_millis(5100))
+        .await;
+    let before = sent(&server).await;
+    load.go();
+    assert_eq!(value(get).await, 1);
+    client.idle().await;
+    assert_eq!(since(&server, &before).await, one("evalsha"));
+    // The one with which this was asked before.
+    assert_eq!(sent(&server).await["info"] - before["info"], 2);
+    assert_eq!(client.stats().await.fills, 1);
+}
+
+/// Nor for the lease to be given back.
+#[tokio::test]
+async fn a_load_that_fails_waits_for_nobody() {
+    let server = server::redis(&[]).await;
+    let relay = Relay::to(server.address()).await;
+    let store = Redis::connect(&format!("redis://{}", relay.address())).await.unwrap();
+    let mut client = Client::new(Cache::builder(store).namespace("cache"), &Database::new());
+    let get = client.get();
+    let load = client.load().await;
+    let before = sent(&server).await;
+    relay.hold_commands();
+    load.fail();
+    let failed = soon("it is told", get).await.unwrap();
+    let idle = poll!(pin!(client.cache.idle()));
+    relay.let_go();
+    assert!(matches!(failed, Err(Error::Load(_))), "{failed:?}");
+    assert_eq!(idle, Poll::Pending, "the lease is still to be given back");
+    client.idle().await;
+    // Had anybody waited for it until it was too late, it would be given back once more.
+    assert_eq!(since(&server, &before).await, one("evalsha"));
+    assert_eq!(client.loaded().await, 1);
+    assert_eq!(client.cache.stats().waits, 0);
 }
 
 /// Nobody has to wait for the end of a lease that is left behind.

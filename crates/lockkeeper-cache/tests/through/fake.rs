@@ -25,6 +25,8 @@ pub(crate) enum Fault {
 #[derive(Default)]
 struct State {
     rows: HashMap<u32, (Option<Order>, Option<String>)>,
+    /// Whether a row has a version: how many changes there had been.
+    versions: bool,
     /// All changes, as they came.
     history: Vec<(u32, Option<String>)>,
     faults: HashMap<u32, Fault>,
@@ -59,6 +61,17 @@ impl Fake {
         }
     }
 
+    pub(crate) fn with_versions() -> Self {
+        let fake = Self::default();
+        fake.state.lock().versions = true;
+        fake
+    }
+
+    fn version(&self) -> u64 {
+        let state = self.state.lock();
+        if state.versions { state.history.len() as u64 } else { 0 }
+    }
+
     pub(crate) fn loads(&self) -> usize {
         self.loads.load(Ordering::SeqCst)
     }
@@ -71,7 +84,7 @@ impl Loader<u32, String> for Fake {
         let fault = self.state.lock().faults.get(id).copied();
         match fault {
             Some(Fault::Down) => Err("no database".into()),
-            _ => Ok(self.get(*id).into()),
+            _ => Ok(Loaded::from(self.get(*id)).version(self.version())),
         }
     }
 }
@@ -103,7 +116,7 @@ impl Database<u32, String> for Fake {
         if fault == Some(Fault::Silent) {
             std::future::pending::<()>().await;
         }
-        Ok(0)
+        Ok(self.version())
     }
 }
 

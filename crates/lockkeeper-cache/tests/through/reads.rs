@@ -1,15 +1,18 @@
 //! Who reads only the cache, and what he finds there.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use lockkeeper_cache::through::{Reads, Tell, Through};
 use lockkeeper_cache::{BoxError, Error, FirstLevel, Loaded, Loader, Source};
+use parking_lot::Mutex;
 use testkit::resp::Raw;
 use testkit::server::{self, Server};
 use testkit::wait::{eventually, soon};
 
-use crate::fake::{Fake, Fault, applied, builder, cache, queue, through, url, write};
+use crate::fake::{Fake, Fault, applied, builder, cache, drain, queue, through, url, write};
 
 type Values = Through<u32, String>;
 
@@ -187,7 +190,7 @@ impl Loader<u32, String> for Meanwhile {
 
 /// Values that are loaded from there, cached at one server and written through another.
 async fn cached_at(near: &Server, far: &Server, happens: &'static str) -> (Fake, Values) {
-    let (fake, server) = (Fake::default(), Raw::connect(near.address()).await);
+    let (fake, server) = (Fake::with_versions(), Raw::connect(near.address()).await);
     let loader = Meanwhile { fake: fake.clone(), server, happens };
     let cache = cache(&url(near)).await.build(loader).unwrap();
     let through = Through::builder(queue(&url(far)).await, cache, fake.clone()).build();
@@ -210,16 +213,25 @@ async fn what_is_applied_is_cached() {
     consumer.stop().await;
 }
 
+/// For readers it is there a little later or not at all.
 #[tokio::test]
 async fn a_cache_that_is_full_keeps_no_write_from_the_database() {
     let [near, far] = [server::redis(&[]).await, server::redis(&[]).await];
     let (fake, through) = cached_at(&near, &far, "CONFIG SET maxmemory 1").await;
     let consumer = through.consume();
     let accepted = write(&through, 1, "a").await;
+    eventually("the database has it", async || fake.get(1).is_some()).await;
+    // More than may fail before no others are begun.
+    for id in 100..200 {
+        let _later = write(&through, id, "other").await;
+    }
+    eventually("and others", async || fake.stores.load(Ordering::SeqCst) == 101).await;
+    assert_eq!(through.backlog().await.unwrap().pending, 101, "they may be cached yet");
     applied(&through, accepted).await;
+    drain(&through).await;
     let stats = through.stats();
-    assert_eq!((stats.applied, stats.not_refreshed, stats.retries), (1, 1, 0));
-    assert_eq!(fake.history(1), ["a"], "once is enough");
+    assert_eq!((stats.applied, stats.not_refreshed, stats.retries), (101, 101, 0));
+    assert_eq!(fake.stores.load(Ordering::SeqCst), 101, "once is enough");
     assert!(through.get(&1).await.unwrap().is_none());
     // The same when keys are loaded before anybody asks.
     let preloaded = through.preload([2], |_| {}).await;
@@ -230,6 +242,80 @@ async fn a_cache_that_is_full_keeps_no_write_from_the_database() {
     let read = through.get(&1).await.unwrap().unwrap();
     assert_eq!(read.value.as_deref().map(String::as_str), Some("a"));
     assert_eq!(through.get(&2).await.unwrap().unwrap().value, None);
+    consumer.stop().await;
+}
+
+/// A replica that lags, as it is told to.
+#[derive(Clone)]
+struct Replica {
+    fake: Fake,
+    lags: Arc<AtomicBool>,
+    has: Arc<Mutex<Loaded<String>>>,
+}
+
+#[async_trait]
+impl Loader<u32, String> for Replica {
+    async fn load(&self, id: &u32) -> Result<Loaded<String>, BoxError> {
+        let now = self.fake.load(id).await?;
+        let mut has = self.has.lock();
+        if !self.lags.load(Ordering::SeqCst) {
+            *has = now;
+        }
+        Ok(has.clone())
+    }
+}
+
+#[tokio::test]
+async fn what_cannot_be_loaded_for_a_while_is_cached_after_all() {
+    let server = server::redis(&[]).await;
+    let fake = Fake::with_versions();
+    let (lags, has) = (Arc::default(), Arc::new(Mutex::new(Loaded::nothing())));
+    let replica = Replica { fake: fake.clone(), lags: Arc::clone(&lags), has };
+    let near = url(&server);
+    let cache = cache(&near).await.build(replica).unwrap();
+    let through = Through::builder(queue(&near).await, cache, fake.clone()).build();
+    let consumer = through.consume();
+    let first = write(&through, 1, "a").await;
+    applied(&through, first).await;
+    lags.store(true, Ordering::SeqCst);
+    let second = write(&through, 1, "b").await;
+    let before = fake.loads();
+    eventually("it was tried again and again", async || fake.loads() > before + 5).await;
+    assert!(through.get(&1).await.unwrap().is_none(), "the old value is not cached");
+    lags.store(false, Ordering::SeqCst);
+    applied(&through, second).await;
+    let read = through.get(&1).await.unwrap().unwrap();
+    assert_eq!(read.value.as_deref().map(String::as_str), Some("b"));
+    assert_eq!((through.stats().not_refreshed, fake.stores.load(Ordering::SeqCst)), (0, 2));
+    consumer.stop().await;
+}
+
+#[tokio::test]
+async fn what_is_in_the_database_is_no_letter() {
+    let server = server::redis(&[]).await;
+    let (fake, near) = (Fake::default(), url(&server));
+    let fails = Arc::new(AtomicBool::new(true));
+    let (down, loads) = (Arc::clone(&fails), fake.clone());
+    let loader = move |id: u32| {
+        let (fails, fake) = (down.load(Ordering::SeqCst), loads.clone());
+        async move {
+            let loaded = fake.load(&id).await?;
+            if fails { Err::<_, BoxError>("no database".into()) } else { Ok(loaded) }
+        }
+    };
+    let cache = cache(&near).await.build(loader).unwrap();
+    let through = Through::builder(queue(&near).await, cache, fake.clone()).attempts(1).build();
+    let consumer = through.consume();
+    let accepted = write(&through, 1, "a").await;
+    eventually("it cannot be loaded", async || fake.loads() > 0).await;
+    fake.is(1, Fault::Down);
+    let before = fake.loads();
+    eventually("nor is there a database", async || fake.loads() > before + 1).await;
+    fake.is(1, None);
+    fails.store(false, Ordering::SeqCst);
+    applied(&through, accepted).await;
+    assert_eq!((fake.stores.load(Ordering::SeqCst), through.stats().buried), (1, 0));
+    assert!(through.get(&1).await.unwrap().is_some());
     consumer.stop().await;
 }
 
