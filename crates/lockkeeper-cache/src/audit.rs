@@ -9,14 +9,14 @@
 //! 2. Load from the database, through the limits of all loads.
 //! 3. If the database has something else (a larger version; without versions, other bytes), wait for the delay once
 //!    more, so that a writer who has just committed can invalidate, and look again. If it is still the same fill, it is
-//!    *stale*: nobody has invalidated it, and nobody will. It is counted, noted, and invalidated.
+//!    *stale*: nobody has invalidated it, and nobody will. It is invalidated, counted, and noted.
 //!
 //! # The first level
 //!
 //! A hit there is a few nanoseconds, and nothing picks it. Instead, whenever a key has its turn, what the first level would
 //! serve is compared as well. If the database has something else, it is looked at again after the delay and the bound:
 //! by then whoever wrote has invalidated it, and this process has heard of it. If it is served still, and the store has
-//! it no more, the message was lost. It is counted, noted, and forgotten. What the first level serves the store does not
+//! it no more, the message was lost. It is forgotten, counted, and noted. What the first level serves the store does not
 //! see, so those keys have another turn after each delay, as far as the rate lets.
 
 mod compare;

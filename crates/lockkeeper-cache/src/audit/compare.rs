@@ -73,14 +73,14 @@ where
         if let (Some(cached), Some(now)) = (cached, self.stored(name).await.value())
             && now.fill == cached.fill
         {
+            // If it fails it will be found again. The first level forgets it as well.
+            let _ = self.invalidate(std::slice::from_ref(key), loaded.version).await;
             self.stats.audit_stale.add();
             self.note(name, Event::AuditStale);
             tracing::warn!(
                 key = %name.escape_debug(), cached = cached.version, database = loaded.version,
                 "a stale value was cached, and is invalidated"
             );
-            // If it fails it will be found again. The first level forgets it as well.
-            let _ = self.invalidate(std::slice::from_ref(key), loaded.version).await;
         } else if let Some(copy) = copy {
             self.judge_copy(key, name, &copy, &loaded).await;
         }
@@ -101,13 +101,13 @@ where
         if !same || kept {
             return;
         }
+        self.first_drop(key);
         self.stats.audit_first_stale.add();
         self.note(name, Event::AuditStale);
         tracing::warn!(
             key = %name.escape_debug(), cached = copy.version, database = loaded.version,
             "the first level had a stale value, and forgets it"
         );
-        self.first_drop(key);
     }
 
     async fn stored(self: &Arc<Self>, name: &str) -> Stored {
