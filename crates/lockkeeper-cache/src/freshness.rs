@@ -19,8 +19,10 @@ pub enum Freshness {
     /// later.
     MaxAge(Duration),
     /// As [`Any`](Self::Any), and of this version or a later one: what a writer was told, so that it reads its own
-    /// write. Where the database itself has only an older one, [`Error::TooOld`](crate::Error::TooOld). A value without a version is loaded anew. 0, which a writer is told where no version is known: what is at the
-    /// store, and not what the [first level](crate::FirstLevel) of this process may have from before.
+    /// write. Where the database itself has only an older one, [`Error::TooOld`](crate::Error::TooOld). A value without a
+    /// version is loaded anew. What is loaded for it, others find a moment later. 0, which a writer is told where no
+    /// version is known: what is at the store, and not what the [first level](crate::FirstLevel) of this process may have
+    /// from before.
     AtLeast(u64),
     /// From the database, by a load that begins now. The cache is neither asked nor filled.
     Latest,

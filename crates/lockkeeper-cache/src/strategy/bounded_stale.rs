@@ -11,7 +11,7 @@
 //! Readers do not wait for the database because of a write. A value that is older than the last write that returned is
 //! served for no longer than `keep_last` after that value was invalidated.
 //!
-//! # Known anomaly
+//! # Known anomalies
 //!
 //! *Stale on purpose*: within the bound, also to the writer itself, and two reads may get the new value and then the old
 //! one.

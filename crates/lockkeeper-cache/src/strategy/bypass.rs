@@ -9,7 +9,7 @@
 //!
 //! What the database promises.
 //!
-//! # Known anomaly
+//! # Known anomalies
 //!
 //! None of the cache. A loader that reads a replica has that replica's lag.
 //!

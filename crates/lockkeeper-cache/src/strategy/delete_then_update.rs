@@ -9,7 +9,7 @@
 //!
 //! No write is committed whose delete was not done: a writer that dies leaves nothing behind. Nothing else.
 //!
-//! # Known anomaly
+//! # Known anomalies
 //!
 //! *Refill before the commit*: the value stays stale until it ends.
 //!

@@ -14,7 +14,7 @@
 //! What was set by a reader no later than `second_delete` after the commit is gone by then, or a moment later. A writer that
 //! dies anywhere does not change that, as long as another process has the same table, or comes back.
 //!
-//! # Known anomaly
+//! # Known anomalies
 //!
 //! *Stale until the second delete*, also after the write has returned.
 //!

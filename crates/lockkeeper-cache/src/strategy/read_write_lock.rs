@@ -14,7 +14,7 @@
 //! As long as no lock is lost, there is no window at all: nobody reads between a commit and its delete, and nobody sets
 //! what is older than a commit.
 //!
-//! # Known anomaly
+//! # Known anomalies
 //!
 //! *The lock ends while its holder is paused*: the value stays stale until it ends.
 //!

@@ -11,7 +11,7 @@
 //! [`null_ttl`](crate::Builder::null_ttl) for what was not there; it was loaded no more than a
 //! [`lease`](crate::Builder::lease) before that.
 //!
-//! # Known anomaly
+//! # Known anomalies
 //!
 //! *Stale until it ends*, after every write.
 //!

@@ -10,7 +10,7 @@
 //! After a write has returned, the value that was there before it is not served, **unless a reader loaded it before
 //! the commit and sets it after the delete**.
 //!
-//! # Known anomaly
+//! # Known anomalies
 //!
 //! *Stale set*: the value stays stale until it ends.
 //!

@@ -23,7 +23,7 @@
 //! in their order; one that comes again, or too late from a process that was paused, carries an order that is not later
 //! than what it has, and changes nothing. There are never more than `behind` changes that wait.
 //!
-//! # Known anomaly
+//! # Known anomalies
 //!
 //! *The database is behind*: who reads it directly, or in a transaction, misses the changes that wait.
 //!

@@ -14,7 +14,7 @@
 //! As long as no lock is lost, cache and database never differ after a write has returned, whoever writes at the same
 //! time. A value that was just written is a hit.
 //!
-//! # Known anomaly
+//! # Known anomalies
 //!
 //! *The lock ends while its holder is paused*: the value stays stale until it ends.
 //!

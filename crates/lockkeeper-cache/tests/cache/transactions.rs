@@ -4,7 +4,7 @@ use std::future::pending;
 use std::time::Duration;
 
 use lockkeeper_cache::entry::Settled;
-use lockkeeper_cache::{Error, WriteError};
+use lockkeeper_cache::{Error, Loaded, WriteError};
 use testkit::server;
 use testkit::wait::{eventually, soon};
 use tokio::sync::oneshot;
@@ -19,6 +19,7 @@ on_each_store! {
     a_version_that_is_known_keeps_what_is_as_new
     a_strong_write_is_seen_from_the_commit_on
     a_strong_write_that_fails_leaves_nothing_to_be_cached
+    a_strong_write_that_takes_too_long_is_told_so
 }
 
 type Sql = Result<u64, &'static str>;
@@ -127,6 +128,28 @@ async fn a_version_that_is_known_keeps_what_is_as_new(place: &Place) {
     let long = place.builder().await.max_key(0);
     let refused = tx.touch_in(&Client::new(long, &database).cache, &1, 0);
     assert!(matches!(refused, Err(Error::InvalidKey(_))), "{refused:?}");
+}
+
+async fn a_strong_write_that_takes_too_long_is_told_so(place: &Place) {
+    let database = Database::new();
+    let source = database.clone();
+    let loader = move |_: u32| {
+        let read = source.read();
+        async move { Ok::<_, Error>(Loaded::found(read)) }
+    };
+    let builder = place.builder().await.intent(Duration::from_millis(20));
+    let cache = builder.build(loader).unwrap();
+    let hits = async || {
+        cache.get(&1).await.unwrap();
+        cache.stats().hits > 0
+    };
+    let update = async {
+        eventually("nobody believes any more that somebody writes", hits).await;
+        Sql::Ok(database.commit())
+    };
+    let written = cache.write(&[1], update).await.unwrap();
+    assert_eq!(written.cache.unwrap(), Settled::Lapsed);
+    assert_eq!(cache.get(&1).await.unwrap().as_deref(), Some(&2), "what was filled is gone");
 }
 
 async fn a_strong_write_is_seen_from_the_commit_on(place: &Place) {

@@ -26,3 +26,4 @@ mod servers;
 mod skew;
 mod stale;
 mod unheard;
+mod writer;

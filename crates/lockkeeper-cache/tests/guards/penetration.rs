@@ -1,6 +1,7 @@
 //! Keys that are not there.
 
 use std::num::NonZeroU32;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -15,14 +16,15 @@ use lockkeeper_cache::filter::{
 };
 use lockkeeper_cache::limit::Limit;
 use lockkeeper_cache::{
-    BoxError, Cache, Database, Down, Error, Freshness, Loaded, Loader, Memory, Order, Source,
-    Stats, Strategy,
+    BoxError, Cache, Database, Down, Error, Freshness, Loaded, Loader, Memory, Order, Redis,
+    Source, Stats, Strategy,
 };
 use parking_lot::Mutex;
 use testkit::server::Server;
 use testkit::wait::{CASE, eventually, soon, within};
 
 use crate::bucket::excess;
+use crate::processes;
 
 fn plan(keys: u64) -> Plan {
     Plan::new(Shape::for_keys(keys, 0.001).unwrap()).settle(Duration::ZERO)
@@ -394,6 +396,52 @@ async fn unknown_keys_reach_the_database_at_the_error_rate() {
 async fn unknown_keys_reach_the_database_at_the_error_rate_with_a_shared_filter() {
     let server = testkit::server::redis(&[]).await;
     unknown(shared(&server).await, 10_000).await;
+}
+
+const TABLES: [&str; 3] = [
+    "CREATE TABLE filtered (id INT PRIMARY KEY)",
+    "INSERT INTO filtered SELECT id FROM generate_series(0, 1999) id",
+    "CREATE TABLE filtered_loads (id INT NOT NULL)",
+];
+
+/// Reads the row, and leaves a row of its own: the database counts who looks for what.
+const LOAD: &str = "WITH load AS (INSERT INTO filtered_loads VALUES ($1)) \
+                    SELECT id FROM filtered WHERE id = $1";
+
+#[tokio::test]
+async fn a_filter_is_loaded_from_the_database_that_it_stands_before() {
+    let server = testkit::server::redis(&[]).await;
+    let (_database, pool) = processes::database(&TABLES).await;
+    let near = pool.clone();
+    let loader = move |id: i32| {
+        let pool = near.clone();
+        async move {
+            let found: Option<i32> =
+                sqlx::query_scalar(LOAD).bind(id).fetch_optional(&pool).await?;
+            Ok::<_, sqlx::Error>(Loaded::from(found))
+        }
+    };
+    let store = Redis::connect(&format!("redis://{}", server.address())).await.unwrap();
+    let builder = Cache::builder(store).namespace("cache").filter(shared(&server).await);
+    let cache = builder.timeout(CASE).build(loader).unwrap();
+    let plan = Plan::new(Shape::for_keys(2000, 0.01).unwrap()).settle(Duration::ZERO);
+    let ids = || sqlx::query_scalar::<_, i32>("SELECT id FROM filtered").fetch(&pool);
+    assert_eq!(cache.load_filter(plan, ids, |_| {}).await.unwrap().keys, 2000);
+    let found = async |ids: Range<i32>| {
+        let mut found = 0;
+        for some in ids.collect::<Vec<_>>().chunks(100) {
+            found += cache.get_many(some).await.unwrap().iter().flatten().count();
+        }
+        found
+    };
+    assert_eq!(found(10_000..15_000).await, 0);
+    let counted = sqlx::query_scalar("SELECT count(*) FROM filtered_loads").fetch_one(&pool);
+    let counted: i64 = counted.await.unwrap();
+    let stats = cache.stats();
+    assert_eq!(counted.cast_unsigned(), stats.loads);
+    // One in a hundred is 50; this is five deviations more.
+    assert!(stats.loads - stats.unfiltered <= 86, "{stats:?}");
+    assert_eq!(found(0..2000).await, 2000);
 }
 
 /// A filter at this server, as it is by default.

@@ -13,7 +13,7 @@ use testkit::wait::CASE;
 use tokio::runtime::Builder;
 use tokio::sync::mpsc;
 
-use crate::{herd, killed, skew};
+use crate::{herd, killed, skew, writer};
 
 const VARIABLE: &str = "CACHE_CHILD";
 const MARK: &str = "@cache ";
@@ -140,6 +140,10 @@ fn child_main() {
         "skew" => {
             let runtime = Builder::new_current_thread().enable_all().build();
             runtime.unwrap().block_on(skew::child(server));
+        }
+        "writer" => {
+            let runtime = Builder::new_current_thread().enable_all().build();
+            runtime.unwrap().block_on(writer::child(server, database));
         }
         other => panic!("{other}"),
     }

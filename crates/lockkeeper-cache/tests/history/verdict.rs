@@ -11,15 +11,22 @@ use crate::{Ran, SLACK};
 /// was not tried.
 const NEAR: [u64; 2] = [5, 33];
 
+/// Of those that promise most so many of a hundred reads must have come from Redis, whatever happens to it: who caches nothing
+/// is never stale.
+const CACHED: u64 = 10;
+
+/// Both keys of each case are read once more in the end.
+const FINALS: u64 = 2;
+
 /// Holds one case under one fault to what it promises.
 pub(crate) fn judge(ran: &Ran) {
     let Ran { case, fault, report } = ran;
     let (strategy, fault) = (case.strategy, *fault);
     let what = format!("{case}, {fault}: {:#?}", report.examples);
     assert!(report.tried > 10, "{case}, {fault}: it had hardly a chance to be stale: {report:?}");
+    assert_eq!(report.finals, FINALS, "{case}, {fault}: {report:?}");
     // What waits at a Redis that forgets is lost.
-    let waits = strategy == Strategy::WriteBehind;
-    let loses = waits && !matches!(fault, Fault::Nothing | Fault::WorkerKilled);
+    let loses = strategy == Strategy::WriteBehind && !fault.keeps();
     if !loses {
         assert_eq!((report.dirty, report.future, report.lost), (0, 0, 0), "{what}");
     }
@@ -77,6 +84,14 @@ pub(crate) fn judge_all(all: &[Ran]) {
     let (near, reads) =
         ran.fold((0, 0), |(near, reads), ran| (near + ran.report.near(), reads + ran.report.reads));
     assert!(near * 100 > reads * NEAR[1], "{near} of {reads} reads came from the first level");
+    for strategy in [Strategy::Strong, Strategy::FillLease] {
+        let ran =
+            all.iter().filter(|ran| ran.case.strategy == strategy && ran.case.first.is_none());
+        let (cached, reads) = ran.fold((0, 0), |(cached, reads), Ran { report, .. }| {
+            (cached + report.from.get(&Source::L2).unwrap_or(&0), reads + report.reads)
+        });
+        assert!(cached * 100 > reads * CACHED, "{strategy}: {cached} of {reads} reads were cached");
+    }
     let killed = all.iter().filter(|ran| ran.fault == Fault::WorkerKilled);
     assert!(killed.map(|ran| ran.report.unknown).sum::<u64>() > 0, "nobody was in a write");
 }

@@ -7,7 +7,7 @@ use testkit::staleness::Kind;
 use testkit::staleness::lab::{END, Moved};
 
 use crate::Scene;
-use crate::world::TTL;
+use crate::world::{INTENT, TTL};
 
 /// A reader that has loaded and has not filled yet.
 const LOADED: [&str; 2] = ["put", "fill"];
@@ -112,6 +112,10 @@ schedules! {
         [To("writer", "commit"), Empties, Loads("reader"), Ends("writer"), Ends("reader"),
             Ends("late reader")]
         harms [UpdateThenDelete];
+    ANNOUNCEMENT_TOO_SHORT = true
+        [To("writer", "commit"), Passes(INTENT), Loads("reader"), Ends("writer"), Ends("reader"),
+            Ends("late reader")]
+        harms [DeleteThenUpdate];
     WITHIN_A_BOUND = true
         [Ends("writer"), Ends("reader"), Passes(Duration::from_millis(1001)), Ends("late reader")]
         harms [BoundedStale];
