@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
+use lockkeeper::backend::redis::keyspace::Keyspace;
 use lockkeeper::clock::Instant;
 use lockkeeper::{Error, Guard, Latch, Locks, Multi, Name};
 use testkit::nodes::{Cluster, SETTLE, ask};
@@ -93,6 +94,24 @@ async fn with_replicas_a_hold_survives_a_fail_over_of_a_cluster() {
     let guard = soon("its turn", waiting).await.unwrap().unwrap();
     assert!(guard.token() > token, "tokens grow over the fail-over");
     let_go(guard, &two).await;
+}
+
+/// That a master hangs takes a second to find out, and nobody here has as much patience.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_master_that_hangs_is_left_although_nobody_waits_for_it() {
+    let cluster = Cluster::start(DOWN).await;
+    let (slot, owner, _) = place(&cluster).await;
+    let keyspace = Keyspace::connect(&cluster.url().parse().unwrap()).await.unwrap();
+    let answers = async || {
+        let mut get = redis::cmd("GET");
+        let looking = keyspace.query::<Option<String>>("x", get.arg("x"));
+        tokio::time::timeout(Duration::from_millis(50), looking).await.is_ok_and(|it| it.is_ok())
+    };
+    eventually("it answers", &answers).await;
+    cluster.servers[owner].pause();
+    assert!(!answers().await, "it was to hang");
+    cluster.owner_other_than(slot, Some(owner)).await;
+    eventually("another one answers", &answers).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

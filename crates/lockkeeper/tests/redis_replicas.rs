@@ -81,6 +81,17 @@ async fn a_grant_is_on_the_disks_of_replicas_where_everything_is() {
     eventually("it is back", granted).await;
 }
 
+/// The one by which the server gets its scripts: what waits for replicas has connections of its own.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_connection_that_has_gone_silent_before_the_first_grant_is_replaced() {
+    let redis = Replicated::start(1, &[]).await;
+    let proxy = Proxy::to(redis.master().address()).await;
+    let locks = Locks::connect(&format!("redis://{}?replicas=1", proxy.address())).await.unwrap();
+    proxy.silence();
+    let guard = soon("granted", locks.mutex("x").lock()).await.unwrap();
+    guard.release().await.unwrap();
+}
+
 /// All kinds, in both dialects, whoever waits or does not.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn too_few_replicas_undo_the_grant_and_say_so() {

@@ -386,7 +386,7 @@ impl Cluster {
         self.ids.iter().position(|id| line.starts_with(id.as_str()))
     }
 
-    /// The index of the master that has a slot, once it is another than `not` and says so itself.
+    /// The index of the master that has a slot, once it is another than `not` and says so itself. That one is not asked: it may hang.
     ///
     /// # Panics
     ///
@@ -394,8 +394,7 @@ impl Cluster {
     pub async fn owner_other_than(&self, slot: u16, not: Option<usize>) -> usize {
         let found = async || {
             for (at, server) in self.servers.iter().enumerate() {
-                let itself = self.owner_seen_by(server, slot).await;
-                if itself == Some(at) && not != Some(at) {
+                if not != Some(at) && self.owner_seen_by(server, slot).await == Some(at) {
                     return Some(at);
                 }
             }

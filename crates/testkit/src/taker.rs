@@ -87,17 +87,27 @@ impl Taker {
     ///
     /// When it cannot be started.
     pub fn start(url: &str, uid: Option<u32>) -> Self {
-        // Not by its path: another user may not be allowed into the folders that lead there.
-        let mut command = Command::new("/proc/self/exe");
+        let mut command = match uid {
+            // What whoever runs the tests ignores, as a shell does in the background, is not to be ignored by it.
+            None => {
+                let mut command = Command::new("env");
+                let program = format!("/proc/{}/exe", std::process::id());
+                command.arg("--default-signal").arg(program);
+                command
+            }
+            // Not by its path: another user may not be allowed into the folders that lead there.
+            Some(uid) => {
+                let mut command = Command::new("/proc/self/exe");
+                command.uid(uid).gid(uid).current_dir("/");
+                command
+            }
+        };
         command
             .args(["taker_main", "--nocapture", "--test-threads=1"])
             .env(VARIABLE, url)
             .env_remove("RUST_TEST_THREADS")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped());
-        if let Some(uid) = uid {
-            command.uid(uid).gid(uid).current_dir("/");
-        }
         let mut child = command.spawn().expect("the test binary can be run again");
         let output = child.stdout.take().expect("piped");
         let (tell, answers) = mpsc::unbounded_channel();

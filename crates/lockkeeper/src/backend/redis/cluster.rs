@@ -107,7 +107,7 @@ impl Cluster {
     }
 
     /// Any node that answers, to ask what all of them can do.
-    pub(super) async fn any(&self) -> Result<Arc<Node>> {
+    pub(super) async fn any(self: &Arc<Self>) -> Result<Arc<Node>> {
         let mut refused = unavailable("the cluster has no slots".into());
         let masters = self.state.lock().slots.masters();
         for master in masters {
@@ -120,7 +120,7 @@ impl Cluster {
     }
 
     /// The node that has a slot.
-    pub(super) async fn node(&self, slot: u16) -> Result<Arc<Node>> {
+    pub(super) async fn node(self: &Arc<Self>, slot: u16) -> Result<Arc<Node>> {
         let owner = self.state.lock().slots.owner(slot);
         let owner = match owner {
             Some(owner) => owner,
@@ -145,7 +145,7 @@ impl Cluster {
 
     /// The node at an address; connected to by one task for all, which goes on when the caller gives up,
     /// and in a runtime that does not end with the caller's: it listens for everybody.
-    async fn at(&self, address: &str) -> Result<Arc<Node>> {
+    async fn at(self: &Arc<Self>, address: &str) -> Result<Arc<Node>> {
         let place = {
             let nodes = &mut self.state.lock().nodes;
             Arc::clone(nodes.entry(address.into()).or_default())
@@ -158,7 +158,7 @@ impl Cluster {
             if let Some(node) = place.node.get() {
                 return Ok(Arc::clone(node));
             }
-            let origin = Origin::Fixed(Box::new(self.door.to(address)?));
+            let origin = Origin::Member(Box::new(self.door.to(address)?), Arc::downgrade(self));
             let (requests, sharded) = (Arc::clone(&self.requests), self.sharded);
             let (place, address) = (Arc::clone(&place), address.to_owned());
             let opening = self.requests.runtime().spawn(async move {
@@ -174,7 +174,7 @@ impl Cluster {
     }
 
     /// Every node that has a slot.
-    pub(super) async fn masters(&self) -> Result<Vec<Arc<Node>>> {
+    pub(super) async fn masters(self: &Arc<Self>) -> Result<Vec<Arc<Node>>> {
         self.refresh().await?;
         let masters = self.state.lock().slots.masters();
         let mut nodes = Vec::with_capacity(masters.len());
@@ -187,7 +187,7 @@ impl Cluster {
     /// Runs a script where its slot is. A server that would not have it did not run it, so it may be
     /// sent on; nothing else is sent twice.
     pub(super) async fn invoke<T: FromRedisValue>(
-        &self,
+        self: &Arc<Self>,
         slot: u16,
         script: &Script,
         step: impl Fn(&str) -> Cmd + Send,
@@ -234,7 +234,7 @@ impl Cluster {
         true
     }
 
-    async fn refresh_quietly(&self) {
+    pub(super) async fn refresh_quietly(&self) {
         if let Err(error) = self.refresh().await {
             tracing::debug!(%error, "nobody says who has which slot");
         }

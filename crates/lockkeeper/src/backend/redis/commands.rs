@@ -196,9 +196,10 @@ impl Commands {
         if self.loaded.lock().contains(script.get_hash()) {
             return Ok(());
         }
-        let mut open = self.link.connection().await?;
-        let number = open.number;
-        self.looked(number, script.load_async(&mut open.connection)).await?;
+        let open = self.link.connection().await?;
+        let mut connection = open.connection.clone();
+        let loading = script.load_async(&mut connection);
+        self.looked(open, COMMAND_TIME, loading).await?;
         self.loaded.lock().insert(script.get_hash().to_owned());
         Ok(())
     }
@@ -319,9 +320,10 @@ impl Commands {
             let mut looks = redis::pipe();
             part.iter().for_each(|key| look(&mut looks, key));
             // One may have become something else meanwhile: then it is not what is wanted.
-            let mut open = self.link.connection().await?;
-            let looking = looks.ignore_errors().query_async(&mut open.connection);
-            let replies: Vec<RedisResult<T>> = self.looked(open.number, looking).await?;
+            let open = self.link.connection().await?;
+            let mut connection = open.connection.clone();
+            let looking = looks.ignore_errors().query_async(&mut connection);
+            let replies: Vec<RedisResult<T>> = self.looked(open, LOOK_TIME, looking).await?;
             let found =
                 part.iter().zip(&replies).filter(|(_, reply)| reply.as_ref().is_ok_and(&is_wanted));
             wanted.extend(found.map(|(key, _)| key.clone()));
@@ -330,20 +332,26 @@ impl Commands {
     }
 
     pub(super) async fn query<T: FromRedisValue>(&self, command: &Cmd) -> Result<T> {
-        let mut open = self.link.connection().await?;
-        let looking = command.query_async(&mut open.connection);
-        self.looked(open.number, looking).await
+        let open = self.link.connection().await?;
+        let mut connection = open.connection.clone();
+        let looking = command.query_async(&mut connection);
+        self.looked(open, LOOK_TIME, looking).await
     }
 
     /// Waits for what is no step, for as long as that may take.
     async fn looked<T>(
         &self,
-        number: u64,
+        open: Open,
+        time: Duration,
         looking: impl Future<Output = RedisResult<T>> + Send,
     ) -> Result<T> {
-        let Ok(looked) = tokio::time::timeout(LOOK_TIME, looking).await else {
+        let number = open.number;
+        let mut under_way = UnderWay { link: &self.link, alone: false, open: Some(open) };
+        let looked = answer_within(time, looking).await;
+        under_way.open = None;
+        let Some(looked) = looked else {
             self.link.forget(number);
-            return Err(unanswered(LOOK_TIME));
+            return Err(unanswered(time));
         };
         looked.map_err(|error| {
             if error.is_unrecoverable_error() {

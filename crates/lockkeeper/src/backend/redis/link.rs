@@ -3,14 +3,15 @@
 //! Not the driver's own `ConnectionManager`: that one goes back to the same address for ever, and after
 //! a fail-over the wrong server lives there.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 use redis::aio::{AsyncPushSender, MultiplexedConnection};
 use redis::{AsyncConnectionConfig, Client, ProtocolVersion, RedisResult};
 use tokio::runtime::Handle;
 
+use super::cluster::Cluster;
 use super::commands::{COMMAND_TIME, failed, unanswered};
 use super::identity::Identity;
 use super::sentinel::Sentinels;
@@ -22,6 +23,8 @@ use crate::error::{Error, Result};
 pub(super) enum Origin {
     /// At one address.
     Fixed(Box<Client>),
+    /// At one address, for as long as that one has a place in the cluster.
+    Member(Box<Client>, Weak<Cluster>),
     /// Wherever the sentinels say that the master is.
     Sentinels(Arc<Sentinels>),
 }
@@ -30,7 +33,7 @@ impl Origin {
     /// The server to talk to now, and how often it has been another one before.
     pub(super) async fn find(&self) -> Result<(Client, u64)> {
         match self {
-            Self::Fixed(client) => Ok((Client::clone(client), 0)),
+            Self::Fixed(client) | Self::Member(client, _) => Ok((Client::clone(client), 0)),
             Self::Sentinels(sentinels) => sentinels.find().await,
         }
     }
@@ -38,7 +41,7 @@ impl Origin {
     /// How often it has been another one before, as far as is known.
     fn moves(&self) -> u64 {
         match self {
-            Self::Fixed(_) => 0,
+            Self::Fixed(_) | Self::Member(..) => 0,
             Self::Sentinels(sentinels) => sentinels.moves(),
         }
     }
@@ -46,7 +49,7 @@ impl Origin {
     /// Waits until it is another one than that.
     pub(super) async fn moved(&self, since: u64) {
         match self {
-            Self::Fixed(_) => std::future::pending().await,
+            Self::Fixed(_) | Self::Member(..) => std::future::pending().await,
             Self::Sentinels(sentinels) => sentinels.moved(since).await,
         }
     }
@@ -54,6 +57,16 @@ impl Origin {
     /// Whether a server that takes no writes is not the right one any more.
     pub(super) fn may_move(&self) -> bool {
         matches!(self, Self::Sentinels(_))
+    }
+
+    /// Nothing is heard from there: another server may have its place. Found out in the background, because whoever met it may
+    /// have given up.
+    fn lost(&self) {
+        if let Self::Member(_, cluster) = self
+            && let Some(cluster) = cluster.upgrade()
+        {
+            tokio::spawn(async move { cluster.refresh_quietly().await });
+        }
     }
 }
 
@@ -134,7 +147,7 @@ impl Link {
         let (origin, opened) = (self.origin.clone(), Arc::clone(&self.open));
         let connecting = self.runtime.spawn(async move {
             let _alone = alone;
-            let open = connect_in_time(&origin).await?;
+            let open = connect_in_time(&origin).await.inspect_err(|_| origin.lost())?;
             *opened.lock() = Some(open.clone());
             Ok(open)
         });
@@ -164,7 +177,7 @@ impl Link {
         if doubted.doubted.swap(true, Ordering::Relaxed) {
             return;
         }
-        let open = Arc::clone(&self.open);
+        let (origin, open) = (self.origin.clone(), Arc::clone(&self.open));
         self.runtime.spawn(async move {
             let ping = redis::cmd("PING");
             let answer = answer_within(COMMAND_TIME, ping.exec_async(&mut doubted.connection));
@@ -176,6 +189,7 @@ impl Link {
             doubted.doubted.store(false, Ordering::Relaxed);
             if dead {
                 forget(&open, doubted.number);
+                origin.lost();
             }
         });
     }

@@ -66,7 +66,7 @@ pub(super) struct Answered<T> {
 pub(super) enum Nodes {
     /// One that has everything; with sentinels, whichever it is now.
     One(Arc<Node>, Duration),
-    Cluster(Box<Cluster>),
+    Cluster(Arc<Cluster>),
 }
 
 impl Nodes {
@@ -81,7 +81,7 @@ impl Nodes {
         if scheme.ends_with("+cluster") {
             let (door, seeds, _) = Door::parse(url, &options.tls);
             let cluster = Cluster::connect(door, seeds, Arc::clone(requests)).await?;
-            return Ok(Self::Cluster(Box::new(cluster)));
+            return Ok(Self::Cluster(Arc::new(cluster)));
         }
         if scheme.ends_with("+sentinel") {
             let (door, sentinels, master) = Door::parse(url, &options.tls);
