@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio::time::{Instant, timeout_at};
 
 use crate::cache::{Cache, Inner, Read, Source, Verdict};
-use crate::entry::Ticket;
+use crate::entry::{Entry, Ticket};
 use crate::error::{Error, Result, StoreError};
 use crate::events::Event;
 use crate::flight::{Fill, Flight, Role, Turn};
@@ -80,7 +80,7 @@ where
     }
 
     /// Has the value under a key loaded, unless it is cached; returns when the store has it, for who then says so. `false`: it is too
-    /// large for the store.
+    /// large for the store, or a newer program has cached it in a way that is not ours to read.
     ///
     /// # Errors
     ///
@@ -209,10 +209,12 @@ where
             if seen == Seen::Down {
                 return Err(down());
             }
+            let is_written = matches!(seen, Seen::Entry(Entry::Intents(_)));
             let (plan, shown) = match self.decide(key, name, Freshness::Any, turn, (seen, false)) {
                 Next::Done(done) => return done.map(|_| true),
                 Next::Get(plan @ Plan::Fill { .. }, shown) => (plan, shown),
-                Next::Get(..) | Next::Bypass => break,
+                Next::Get(..) | Next::Bypass if is_written => break,
+                Next::Get(..) | Next::Bypass => return Ok(false),
             };
             let flight = self.flight(key, name, turn, plan, shown);
             let waited = self.settings.timeout;

@@ -48,7 +48,8 @@
 //!
 //! *Only the cache*: who reads it alone finds nothing where nothing was [loaded](Through::preload) or written, where a value
 //! has ended ([`ttl`](crate::Builder::ttl)), for a moment after each write, and where what was written is too large for the cache or
-//! could not be loaded for ten seconds: no write waits in the queue for longer than that ([`ThroughStats::not_refreshed`]).
+//! could not be loaded for ten seconds after the first attempt: with the attempt that ends then, no write waits in the queue for
+//! longer because of that ([`ThroughStats::not_refreshed`]).
 //!
 //! # When to use it
 //!

@@ -253,7 +253,7 @@ where
             }
             Err(error) => {
                 inner.store_failed("a write that was applied", &error);
-                Outcome::Failed(Failed::Stored(version))
+                Outcome::Failed(Failed::Stored(version, loaded))
             }
         }
     }
@@ -288,7 +288,7 @@ where
             Tell::Nobody => inner.announce(name).await,
             Tell::Invalidate | Tell::Refresh => inner.invalidate_names(name, version).await,
         };
-        told.map_err(|_| Failed::Stored(version))?;
+        told.map_err(|_| Failed::Stored(version, false))?;
         if self.tell != Tell::Refresh {
             return Ok(false);
         }

@@ -114,8 +114,8 @@ pub(super) enum Failed {
     Database,
     /// It is in the database, in this version, and could not be loaded again.
     Unloaded(u64),
-    /// The same, and something else could not be done.
-    Stored(u64),
+    /// The same, and something else could not be done; whether it was loaded again.
+    Stored(u64, bool),
     /// Before it was in the database.
     Other,
 }
@@ -230,7 +230,10 @@ impl Lanes {
                 lane.first.stored = Some(version);
                 lane.unloaded.get_or_insert(now);
             }
-            Failed::Stored(version) => lane.first.stored = Some(version),
+            Failed::Stored(version, loaded) => {
+                lane.first.stored = Some(version);
+                lane.unloaded = lane.unloaded.filter(|_| !loaded);
+            }
             Failed::Other => {}
         }
         self.stuck = self.stuck - usize::from(was_stuck) + usize::from(lane.first.is_stuck());
@@ -315,7 +318,7 @@ mod tests {
             (Failed::Other, 1),
             (Failed::Database, 1),
             (Failed::Database, 1),
-            (Failed::Stored(7), 0),
+            (Failed::Stored(7, false), 0),
             (Failed::Unloaded(7), 0),
         ] {
             let job = lanes.next(now).unwrap();
@@ -348,9 +351,21 @@ mod tests {
         lanes.done(&job, false);
         let job = lanes.next(over).unwrap();
         assert!(job.is_patience_over(over), "nor can the next one");
+        lanes.failed(&job, Failed::Stored(0, false), over);
+        let later = over + PAUSES.1;
+        let job = lanes.next(later).unwrap();
+        assert!(job.is_patience_over(later), "nor was it now");
+        lanes.failed(&job, Failed::Stored(0, true), later);
+        let later = later + PAUSES.1;
+        let job = lanes.next(later).unwrap();
+        assert!(!job.is_patience_over(later + PATIENCE), "it could");
+        lanes.failed(&job, Failed::Unloaded(0), later);
+        let later = later + PATIENCE;
+        let job = lanes.next(later).unwrap();
+        assert!(job.is_patience_over(later));
         lanes.done(&job, true);
-        let job = lanes.next(over).unwrap();
-        assert!(!job.is_patience_over(over + PATIENCE), "it could");
+        let job = lanes.next(later).unwrap();
+        assert!(!job.is_patience_over(later + PATIENCE), "it could");
     }
 
     #[test]

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use lockkeeper::clock::Instant;
 use lockkeeper_cache::through::{Reads, Tell, Through};
 use lockkeeper_cache::{BoxError, Error, FirstLevel, Loaded, Loader, Source};
 use parking_lot::Mutex;
@@ -287,6 +288,35 @@ async fn what_cannot_be_loaded_for_a_while_is_cached_after_all() {
     let read = through.get(&1).await.unwrap().unwrap();
     assert_eq!(read.value.as_deref().map(String::as_str), Some("b"));
     assert_eq!((through.stats().not_refreshed, fake.stores.load(Ordering::SeqCst)), (0, 2));
+    consumer.stop().await;
+}
+
+/// As while programs are replaced: it is cached, in a way that the old one cannot read.
+#[tokio::test]
+async fn what_a_newer_program_has_cached_is_not_waited_for() {
+    let server = server::redis(&[]).await;
+    let fake = Fake::with_versions();
+    let (lags, has) = (Arc::new(AtomicBool::new(true)), Arc::new(Mutex::new(Loaded::nothing())));
+    let replica = Replica { fake: fake.clone(), lags: Arc::clone(&lags), has };
+    let near = url(&server);
+    let newer = cache(&near).await.schema(1).build(fake.clone()).unwrap();
+    let cache = cache(&near).await.build(replica).unwrap();
+    let through = Through::builder(queue(&near).await, cache, fake.clone()).build();
+    let consumer = through.consume();
+    let accepted = write(&through, 1, "a").await;
+    eventually("it cannot be loaded", async || fake.loads() > 0).await;
+    // Who tries to load it again may take the lease away.
+    let cached = async || {
+        assert!(newer.get(&1).await.unwrap().is_some());
+        newer.idle().await;
+        newer.peek(&1).await.unwrap().is_some()
+    };
+    eventually("it is cached", cached).await;
+    let since = Instant::now();
+    applied(&through, accepted).await;
+    assert!(Instant::now().since(since) < Duration::from_secs(5), "it was waited for");
+    assert_eq!((through.stats().not_refreshed, fake.stores.load(Ordering::SeqCst)), (1, 1));
+    assert_eq!(newer.get(&1).await.unwrap().as_deref().map(String::as_str), Some("a"));
     consumer.stop().await;
 }
 
