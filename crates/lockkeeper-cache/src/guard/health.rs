@@ -13,7 +13,7 @@ const STREAK: u32 = 3;
 /// How long: at first and at most.
 const OPEN: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(5));
 
-/// A look that was given up after this time has failed: callers may have less patience than we do.
+/// Looks that were given up after this time without any answer have failed: callers may have less patience than we do.
 const SLOW: Duration = Duration::from_millis(100);
 
 /// While all is well it costs a look at one number, and no lock: every hit passes here.
@@ -24,6 +24,9 @@ pub(crate) struct Health {
     /// When the last failure was noticed. What was asked before says nothing new: one stop of a second is one failure,
     /// however many looks it held up.
     failed: AtomicU64,
+    /// For so long those have waited who gave up, since the last answer; and until when that is counted.
+    waited: AtomicU64,
+    counted: AtomicU64,
     gate: Gate,
 }
 
@@ -40,8 +43,8 @@ impl Health {
         let (open, open_longest) = OPEN;
         let policy =
             Policy { calls: 1, open, open_longest, probe: 4 * OPEN.0, ..Policy::default() };
-        let (streak, failed) = (AtomicU32::new(0), AtomicU64::new(0));
-        Self { what, streak, failed, gate: Gate::new(policy) }
+        let [failed, waited, counted] = [0; 3].map(AtomicU64::new);
+        Self { what, streak: AtomicU32::new(0), failed, waited, counted, gate: Gate::new(policy) }
     }
 
     /// Asks to look.
@@ -74,6 +77,9 @@ impl Health {
                 if self.streak.load(Ordering::Relaxed) != 0 {
                     self.streak.store(0, Ordering::Relaxed);
                 }
+                if self.waited.load(Ordering::Relaxed) != 0 {
+                    self.waited.store(0, Ordering::Relaxed);
+                }
             }
             (false, Some(pass)) => pass.failed(),
             (false, None) => {
@@ -87,6 +93,15 @@ impl Health {
                 }
             }
         }
+    }
+
+    /// Whether the store has kept those waiting for too long who gave up, whatever patience each of them had.
+    fn is_silent(&self, since: Instant) -> bool {
+        let now = Instant::now().as_nanos();
+        // For many at once it is the same time.
+        let from = self.counted.fetch_max(now, Ordering::Relaxed).max(since.as_nanos());
+        let more = now.saturating_sub(from);
+        u128::from(self.waited.fetch_add(more, Ordering::Relaxed) + more) >= SLOW.as_nanos()
     }
 }
 
@@ -107,7 +122,11 @@ impl Look<'_> {
 
 impl Drop for Look<'_> {
     fn drop(&mut self) {
-        if !self.answered && Instant::now().since(self.since) >= SLOW {
+        if self.answered {
+            return;
+        }
+        // Who tries for all and has no patience fails at once: or one after the other would be sent into a store that hangs.
+        if self.health.is_silent(self.since) || self.pass.is_some() {
             self.health.over(self.pass.take(), self.since, false);
         }
     }
@@ -115,6 +134,8 @@ impl Drop for Look<'_> {
 
 #[cfg(test)]
 mod tests {
+    use testkit::wait::eventually;
+
     use super::*;
 
     fn fail(health: &Health) {
@@ -150,10 +171,41 @@ mod tests {
     }
 
     #[test]
-    fn a_look_that_is_given_up_at_once_counts_for_nothing() {
+    fn looks_that_are_given_up_at_once_count_for_nothing() {
         let health = Health::new("it");
         for _ in 0..10 {
             drop(health.enter().unwrap());
+        }
+        assert!(health.is_up());
+    }
+
+    /// Waits until who looks is refused, or is not, and gives each look up after a while.
+    async fn until_refused(health: &Health, refused: bool, patience: Duration) {
+        let it_is = async || {
+            let look = health.enter();
+            tokio::time::sleep(patience).await;
+            look.is_err() == refused
+        };
+        eventually("who looks is refused, or is not", it_is).await;
+    }
+
+    #[tokio::test]
+    async fn a_store_that_hangs_is_left_alone_whatever_patience_those_have_who_look() {
+        let health = Health::new("it");
+        until_refused(&health, true, SLOW / 10).await;
+        // One tries, and gives up: no other one is sent after him.
+        until_refused(&health, false, Duration::ZERO).await;
+        assert!(health.enter().is_err());
+    }
+
+    #[tokio::test]
+    async fn a_store_that_answers_in_between_does_not_hang() {
+        let health = Health::new("it");
+        for _ in 0..20 {
+            let look = health.enter().unwrap();
+            tokio::time::sleep(SLOW / 10).await;
+            drop(look);
+            health.enter().unwrap().answered(true);
         }
         assert!(health.is_up());
     }
