@@ -215,7 +215,7 @@ where
     K: FromStr + Clone + Display + Send + Sync + 'static,
     V: Send + Sync + 'static,
 {
-    async fn apply(&self, job: &Job) -> Outcome {
+    async fn apply(self: &Arc<Self>, job: &Job) -> Outcome {
         let (order, inner) = (job.queued.order, self.inner());
         let (key, value) = match self.decode(&job.queued) {
             Ok(Some(decoded)) => decoded,
@@ -239,7 +239,10 @@ where
                 Err(Failure::Passing(error)) => return self.refused(job, &*error).await,
             },
         };
-        let loaded = match self.tell(&key, &name, version, job).await {
+        // Apart, because whose turn is over stops where he stands: a key that is invalidated and not loaded again is missed by those
+        // who read only the cache, and nobody comes back to it who has done this write long ago.
+        let telling = tokio::spawn(Arc::clone(self).tell(key, name, version, job.clone()));
+        let loaded = match telling.await.unwrap_or(Err(Failed::Untold(version))) {
             Ok(loaded) => loaded,
             Err(why) => return Outcome::Failed(why),
         };
@@ -276,24 +279,24 @@ where
     /// Tells the cache that it was written. Only then does the write leave the queue: whoever dies before has it done again. Whether
     /// it was loaded again.
     async fn tell(
-        &self,
-        key: &K,
-        name: &[String],
+        self: Arc<Self>,
+        key: K,
+        name: [String; 1],
         version: u64,
-        job: &Job,
+        job: Job,
     ) -> Result<bool, Failed> {
         let inner = self.inner();
         let told = match self.tell {
             // A filter that was begun since the write was announced does not have it.
-            Tell::Nobody => inner.announce(name).await,
-            Tell::Invalidate | Tell::Refresh => inner.invalidate_names(name, version).await,
+            Tell::Nobody => inner.announce(&name).await,
+            Tell::Invalidate | Tell::Refresh => inner.invalidate_names(&name, version).await,
         };
-        told.map_err(|_| Failed::Stored(version, false))?;
+        told.map_err(|_| Failed::Untold(version))?;
         if self.tell != Tell::Refresh {
             return Ok(false);
         }
         // Loaded, and not set to what was written: if this came late, the database has something newer.
-        let loaded = self.cache.load_into_store(key).await;
+        let loaded = self.cache.load_into_store(&key).await;
         if matches!(loaded, Ok(true)) {
             return Ok(true);
         }

@@ -112,9 +112,11 @@ impl Job {
 pub(super) enum Failed {
     /// The database has refused.
     Database,
-    /// It is in the database, in this version, and could not be loaded again.
+    /// It is in the database, in this version, and the cache could not be told.
+    Untold(u64),
+    /// The cache was told, and it could not be loaded again.
     Unloaded(u64),
-    /// The same, and something else could not be done; whether it was loaded again.
+    /// The cache was told, and the queue was not; whether it was loaded again.
     Stored(u64, bool),
     /// Before it was in the database.
     Other,
@@ -168,6 +170,10 @@ impl Lanes {
             lane.waiting.push_back(Arc::new(queued));
             self.known.insert(order);
         }
+        if !self.more {
+            // What was left out of these is not there any more.
+            self.lanes.retain(|_, lane| !lane.waiting.is_empty());
+        }
     }
 
     /// What to apply now: what has waited for longest after a failure, unless as many of these are being tried as may; or else a
@@ -210,11 +216,14 @@ impl Lanes {
             self.ready.push_back(Arc::clone(&job.key));
             return;
         }
-        if lane.skipped.is_some() {
-            self.read = self.read.min(Some(job.queued.order));
-            self.more = true;
+        match lane.skipped.take() {
+            // It stays, because what is known of it is so for those that are read again.
+            Some(_) => {
+                self.read = self.read.min(Some(job.queued.order));
+                self.more = true;
+            }
+            None => drop(self.lanes.remove(&job.key)),
         }
-        self.lanes.remove(&job.key);
     }
 
     /// It is to be tried again, and those of its key wait.
@@ -226,6 +235,8 @@ impl Lanes {
         lane.first.failures = lane.first.failures.saturating_add(1);
         match why {
             Failed::Database => lane.first.refused += 1,
+            // What was away all the time has its time to be loaded again when it is back.
+            Failed::Untold(version) => (lane.first.stored, lane.unloaded) = (Some(version), None),
             Failed::Unloaded(version) => {
                 lane.first.stored = Some(version);
                 lane.unloaded.get_or_insert(now);
@@ -318,6 +329,7 @@ mod tests {
             (Failed::Other, 1),
             (Failed::Database, 1),
             (Failed::Database, 1),
+            (Failed::Untold(7), 0),
             (Failed::Stored(7, false), 0),
             (Failed::Unloaded(7), 0),
         ] {
@@ -327,7 +339,7 @@ mod tests {
             now += PAUSES.1;
         }
         let job = lanes.next(now).unwrap();
-        assert_eq!((seq(&job), job.attempt()), (1, 6));
+        assert_eq!((seq(&job), job.attempt()), (1, 7));
         assert_eq!((job.tried.refused, job.tried.stored), (2, Some(7)));
         lanes.done(&job, true);
         let job = lanes.next(now).unwrap();
@@ -363,9 +375,41 @@ mod tests {
         let later = later + PATIENCE;
         let job = lanes.next(later).unwrap();
         assert!(job.is_patience_over(later));
+        lanes.failed(&job, Failed::Untold(0), later);
+        let later = later + PAUSES.1;
+        let job = lanes.next(later).unwrap();
+        assert!(!job.is_patience_over(later), "a store that was away is not held against it");
         lanes.done(&job, true);
         let job = lanes.next(later).unwrap();
         assert!(!job.is_patience_over(later + PATIENCE), "it could");
+    }
+
+    #[test]
+    fn a_key_that_cannot_be_loaded_again_is_waited_for_once_however_many_write_it() {
+        let (mut lanes, now) = (Lanes::default(), Instant::now());
+        let there: Vec<Queued> = (1..=LANE as u64 + 1).map(|seq| queued("a", seq)).collect();
+        lanes.take(there.clone());
+        let job = lanes.next(now).unwrap();
+        lanes.failed(&job, Failed::Unloaded(0), now);
+        let now = now + PATIENCE;
+        for _ in 0..LANE {
+            let job = lanes.next(now).unwrap();
+            assert!(job.is_patience_over(now));
+            lanes.done(&job, false);
+        }
+        assert!(lanes.is_empty() && lanes.wants_more());
+        lanes.take(there[LANE..].to_vec());
+        let job = lanes.next(now).unwrap();
+        assert!(job.is_patience_over(now), "nor can this one");
+        lanes.done(&job, false);
+        assert!(lanes.lanes.is_empty());
+        // Another one has done what was left out.
+        lanes.take(there);
+        while let Some(job) = lanes.next(now) {
+            lanes.done(&job, true);
+        }
+        lanes.take(Vec::new());
+        assert!(lanes.lanes.is_empty());
     }
 
     #[test]
