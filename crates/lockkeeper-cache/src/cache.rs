@@ -290,7 +290,8 @@ where
         hot.map(|(name, hits)| HotKey { key: self.inner.key_of(&name).to_owned(), hits }).collect()
     }
 
-    /// How many keys are still to be invalidated, after the store has failed at it. More than 100,000 are not remembered;
+    /// How many keys are still to be invalidated, or to be inserted into the [filter](Builder::filter), after the store or the filter
+    /// has failed at it. More than 100,000 are not remembered;
     /// instead the whole namespace is then invalidated, as by [`clear`](Self::clear). `None`: that is so now.
     pub fn debt(&self) -> Option<usize> {
         self.inner.debt.len()
@@ -496,9 +497,8 @@ where
         let (keys, how) = (refs(names), self.how(floor));
         let invalidating = self.insist("an invalidation", || self.store.invalidate(&keys, how));
         let invalidating = self.changing_or_owe(names, floor, invalidating);
-        let (invalidated, announced) = join(invalidating, self.announce(names)).await;
-        invalidated?;
-        announced.inspect_err(|_| self.owe(names, floor))?;
+        let (invalidated, announced) = join(invalidating, self.announce_again(names)).await;
+        invalidated.and(announced)?;
         names.iter().for_each(|_| self.stats.invalidations.add());
         Ok(())
     }

@@ -47,7 +47,7 @@ struct State {
     paying: bool,
 }
 
-/// What is owed for one key: both, if both were asked for.
+/// What is owed for one key: both, if both were asked for. In any case the filter is to know it; that may be all.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Owed {
     /// An invalidation without a version.
@@ -55,6 +55,12 @@ struct Owed {
     /// One with this.
     floor: u64,
     order: u64,
+}
+
+impl Owed {
+    fn is_stale(self) -> bool {
+        self.plain || self.floor > 0
+    }
 }
 
 /// What is to be done next.
@@ -71,6 +77,14 @@ impl Debt {
 
     /// Whether what the store has under a key is not to be believed.
     pub(crate) fn has(&self, key: &str) -> bool {
+        self.any.load(Ordering::SeqCst) && {
+            let state = self.state.lock();
+            state.all.is_some() || state.keys.get(key).is_some_and(|owed| owed.is_stale())
+        }
+    }
+
+    /// Whether the filter may not know a key that was written.
+    pub(crate) fn is_unfiltered(&self, key: &str) -> bool {
         self.any.load(Ordering::SeqCst) && {
             let state = self.state.lock();
             state.all.is_some() || state.keys.contains_key(key)
@@ -103,6 +117,23 @@ impl Debt {
             state.keys = IndexMap::default();
         }
         all
+    }
+
+    /// The filter has failed to take these in. Those that cannot be remembered are not.
+    fn owe_filter(&self, keys: &[String]) {
+        let mut state = self.state.lock();
+        if state.all.is_some() {
+            return;
+        }
+        state.order += 1;
+        let order = state.order;
+        for key in keys {
+            if state.keys.len() >= self.most && !state.keys.contains_key(key) {
+                continue;
+            }
+            state.keys.entry(key.clone()).or_default().order = order;
+            self.any.store(true, Ordering::SeqCst);
+        }
     }
 
     fn owe_all(&self) {
@@ -171,6 +202,13 @@ where
         }
         // From now on the store is not asked about them; what was found there before is not to be served.
         self.first_forget(keys.iter().map(String::as_str));
+        self.pay_soon();
+    }
+
+    /// The same for what only the filter has failed at.
+    pub(crate) fn owe_filter(self: &Arc<Self>, keys: &[String]) {
+        keys.iter().for_each(|_| self.stats.debts.add());
+        self.debt.owe_filter(keys);
         self.pay_soon();
     }
 
@@ -289,6 +327,20 @@ mod tests {
     fn owed(bill: Option<&Bill>) -> Vec<(&str, bool, u64)> {
         let Some(Bill::Keys(keys)) = bill else { panic!("{bill:?}") };
         keys.iter().map(|(key, owed)| (key.as_str(), owed.plain, owed.floor)).collect()
+    }
+
+    #[test]
+    fn what_only_the_filter_does_not_know_is_believed() {
+        let debt = Debt::new(2);
+        debt.owe_filter(&keys(&["a"]));
+        assert!(debt.is_unfiltered("a") && !debt.has("a"));
+        assert!(!debt.owe(&keys(&["b"]), 5));
+        debt.owe_filter(&keys(&["b", "c"]));
+        assert!(debt.has("b") && !debt.is_unfiltered("c"), "more than can be remembered");
+        let bill = debt.bill(9);
+        assert_eq!(owed(bill.as_ref()), [("a", false, 0), ("b", false, 5)]);
+        assert_eq!(debt.paid(bill.unwrap()), 2);
+        assert!(!debt.is_unfiltered("a"));
     }
 
     #[test]

@@ -216,7 +216,9 @@ where
         if read == Outlook::Down && inner.stale_copy(key, Freshness::Any).is_some() {
             read = Outlook::Stale;
         }
-        let (mut read, first) = (inner.refused(read, filter, database), inner.near(key));
+        // What it has not been told of yet, reads do not ask it.
+        let asked = filter.filter(|_| !inner.debt.is_unfiltered(&name));
+        let (mut read, first) = (inner.refused(read, asked, database), inner.near(key));
         if matches!(first, Some(Near::Copy { serves: true, .. })) {
             read = Outlook::First;
         }

@@ -182,8 +182,9 @@ impl Builder {
     /// [table](crate::Table) before the commit, and again when an intent is [settled](crate::Write::settle), and by every
     /// [invalidation](crate::Cache::invalidate) and [update](crate::Cache::set_many), before these return: who was told that
     /// a key was written is never told that it is absent. If the filter cannot be reached, these fail with
-    /// [`Error::Store`], and reads ask the database; what an invalidation or an update could not insert is inserted later,
-    /// as long as [`debt`](crate::Cache::debt) knows which keys these are. Where it does not, load the filter anew.
+    /// [`Error::Store`], and reads ask the database. What could not be inserted after a commit is inserted later, as long as
+    /// [`debt`](crate::Cache::debt) knows which keys these are, and this process does not ask the filter about them until then.
+    /// Where it does not, load the filter anew.
     pub fn filter(mut self, filter: impl Filter + 'static) -> Self {
         self.guards.filter = Some(Arc::new(filter));
         self
@@ -326,6 +327,9 @@ where
     /// Whether the filter knows that there is nothing.
     pub(crate) async fn absent(&self, name: &str) -> Option<Read<V>> {
         let filter = self.guards.filter()?;
+        if self.debt.is_unfiltered(name) {
+            return None;
+        }
         // When its own store hangs, it takes its time to find out.
         let Ok(look) = self.guards.shared.enter() else {
             self.stats.unfiltered.add();
@@ -359,6 +363,11 @@ where
             self.store_failed(WHAT, &source);
             Error::Store { what: WHAT, source }
         })
+    }
+
+    /// The same after the commit. What fails is made up for: there is nobody left who could do without the write.
+    pub(crate) async fn announce_again(self: &Arc<Self>, names: &[String]) -> Result<()> {
+        self.announce(names).await.inspect_err(|_| self.owe_filter(names))
     }
 
     /// The same, to be tried again by who has to.

@@ -31,15 +31,16 @@ where
     /// # Errors
     ///
     /// [`Error::Store`](crate::Error::Store): the keys are not cached until the intent ends. If it has ended before the commit, old values may be
-    /// there; so they are invalidated in the background, as by [`Cache::invalidate`](crate::Cache::invalidate).
+    /// there; so they are invalidated in the background, as by [`Cache::invalidate`](crate::Cache::invalidate). Or the
+    /// [filter](crate::Builder::filter) has failed to take them in once more: then it is tried again in the background.
     pub async fn settle(self, version: Option<u64>) -> Result<Settled> {
         let Self { inner, names, writer } = self;
         let (keys, how) = (refs(&names), inner.how(version.unwrap_or(0)));
         let settling = inner.insist("settling", || inner.store.settle(&keys, writer, how));
         let settling = inner.changing_or_owe(&names, version.unwrap_or(0), settling);
         // Once more: a filter that was begun since the intent does not have them.
-        let (settled, announced) = join(settling, inner.announce(&names)).await;
-        announced.and(settled)
+        let (settled, announced) = join(settling, inner.announce_again(&names)).await;
+        settled.and_then(|settled| announced.map(|()| settled))
     }
 }
 

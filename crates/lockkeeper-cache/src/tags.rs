@@ -48,8 +48,8 @@ where
     ///
     /// # Errors
     ///
-    /// As for [`invalidate`](Self::invalidate). When the set cannot be read nobody knows its keys, so it must be called
-    /// again.
+    /// As for [`invalidate`](Self::invalidate), for all its keys: when one of them fails, all that come after it are owed. When
+    /// the set cannot be read nobody knows its keys, so it must be called again.
     ///
     /// ```
     /// # #[tokio::main]
@@ -68,13 +68,17 @@ where
     /// ```
     pub async fn invalidate_tag(&self, tag: &str) -> Result<u64> {
         let (inner, tag) = (&self.inner, self.inner.tag_name(tag));
-        let (mut from, mut count) = (Cursor::default(), 0);
+        let (mut from, mut count, mut done) = (Cursor::default(), 0, Ok(()));
         loop {
             let list = || inner.store.tagged(&tag, from.clone());
             let page = inner.insist("reading a tag", list).await?;
-            inner.invalidate_names(&page.keys, 0).await?;
+            match &done {
+                Ok(()) => done = inner.invalidate_names(&page.keys, 0).await,
+                // It would take its time for each page. The others are to be known, and are made up for as well.
+                Err(_) => inner.owe(&page.keys, 0),
+            }
             count += page.keys.len() as u64;
-            let Some(next) = page.next else { return Ok(count) };
+            let Some(next) = page.next else { return done.map(|()| count) };
             from = next;
         }
     }

@@ -5,8 +5,9 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use futures_util::future::{join, join_all};
+use indexmap::IndexMap;
 
-use crate::cache::{Cache, Inner};
+use crate::cache::{Cache, Inner, refs};
 use crate::entry::{Lease, Ticket, Value};
 use crate::error::{Error, Result};
 use crate::loader::Loaded;
@@ -72,46 +73,50 @@ where
         named: &[(String, &Loaded<V>)],
         tagged: &[bool],
     ) -> Result<Vec<bool>> {
-        let mut stored = vec![false; named.len()];
         let mut fit = Vec::with_capacity(named.len());
+        let mut unfit = IndexMap::<u64, Vec<String>>::new();
         for (at, (name, loaded)) in named.iter().enumerate() {
             match self.encode(loaded.value.as_ref()).filter(|_| tagged[at]) {
-                Some(payload) => fit.push((at, self.value_of(payload, loaded.version))),
-                None => {
-                    self.invalidate_names(std::slice::from_ref(name), loaded.version).await?;
+                Some(payload) => {
+                    fit.push(Fit { at, name, value: self.value_of(payload, loaded.version) });
                 }
+                None => unfit.entry(loaded.version).or_default().push(name.clone()),
             }
         }
+        let invalidating =
+            unfit.iter().map(|(version, names)| self.invalidate_names(names, *version));
+        let mut stored = vec![false; named.len()];
+        let (replaced, invalidated) =
+            join(self.replace(&fit, &mut stored), join_all(invalidating)).await;
+        invalidated.into_iter().collect::<Result<()>>()?;
+        replaced.map(|()| stored)
+    }
+
+    /// Puts these in the place of what is there; writes down for which it did.
+    async fn replace(self: &Arc<Self>, fit: &[Fit<'_>], stored: &mut [bool]) -> Result<()> {
         if fit.is_empty() {
-            return Ok(stored);
+            return Ok(());
         }
-        let updates = fit.iter().map(|(at, value)| {
-            let ttl = self.lifetime(value.payload.is_none(), value.fill);
-            (named[*at].0.as_str(), value, ttl)
+        let updates = fit.iter().map(|Fit { name, value, .. }| {
+            (*name, value, self.lifetime(value.payload.is_none(), value.fill))
         });
         let updates: Vec<_> = updates.collect();
+        let names: Vec<String> = fit.iter().map(|fit| fit.name.to_owned()).collect();
         let update = || self.store.update(&updates, self.how(0));
-        let names: Vec<&str> = updates.iter().map(|(name, ..)| *name).collect();
-        let owned: Vec<String> = names.iter().map(ToString::to_string).collect();
-        let updating = self.changing(&names, async {
-            let updated = self.insist("an update", update).await;
-            updated.inspect_err(|_| {
-                for (at, value) in &fit {
-                    self.owe(std::slice::from_ref(&named[*at].0), value.version);
+        let updating = async {
+            let update = self.insist("an update", update);
+            self.changing(&refs(&names), update).await.inspect_err(|_| {
+                for (name, fit) in names.iter().zip(fit) {
+                    self.owe(std::slice::from_ref(name), fit.value.version);
                 }
             })
-        });
-        let (updated, announced) = join(updating, self.announce(&owned)).await;
-        match updated.and_then(|answers| announced.map(|()| answers)) {
-            Ok(answers) => {
-                for ((at, _), answer) in fit.iter().zip(answers) {
-                    stored[*at] = answer;
-                    self.stats.invalidations.add();
-                }
-                Ok(stored)
-            }
-            Err(error) => Err(error),
+        };
+        let (updated, announced) = join(updating, self.announce_again(&names)).await;
+        for (fit, answer) in fit.iter().zip(updated?) {
+            stored[fit.at] = answer;
+            self.stats.invalidations.add();
         }
+        announced
     }
 
     fn value_of(&self, payload: Option<Bytes>, version: u64) -> Value {
@@ -124,4 +129,11 @@ where
         // When it was loaded, and how long that took, is known of what it replaces.
         Value { lease, fill, version, made: 0, soft, cost: 0, schema, payload }
     }
+}
+
+/// A value that can be put into the place of another, and where it was in the list.
+struct Fit<'a> {
+    at: usize,
+    name: &'a str,
+    value: Value,
 }

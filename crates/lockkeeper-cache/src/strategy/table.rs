@@ -242,7 +242,7 @@ where
         let (inner, names) = (self.shared.base.inner(), [name.to_owned()]);
         inner.announce(&names).await?;
         let Written { version } = write.await?;
-        let again = inner.announce(&names).await;
+        let again = inner.announce_again(&names).await;
         let failed = |error| Error::Committed { version, source: Box::new(error) };
         again.map(|()| Written { version }).map_err(failed)
     }

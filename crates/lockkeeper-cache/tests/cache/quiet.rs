@@ -216,6 +216,32 @@ async fn a_delete_that_fails_is_made_up_for() {
     }
 }
 
+/// They are known only as long as the set of the tag is read.
+#[tokio::test]
+async fn a_tag_is_owed_as_a_whole() {
+    let server = server::redis(&[]).await;
+    let fails = Arc::<AtomicBool>::default();
+    let load = async |key: u32| Ok::<_, Error>(Loaded::found(key));
+    let builder = builder(&server, &fails).await.tags(|_: &u32| vec!["all".to_owned()]);
+    let cache = builder.timeout(Duration::from_secs(2)).build(load).unwrap();
+    let keys: Vec<u32> = (0..1200).collect();
+    let get_all = async || {
+        for some in keys.chunks(100) {
+            soon("all", cache.get_many(some)).await.unwrap();
+        }
+        cache.idle().await;
+        cache.stats()
+    };
+    assert_eq!(get_all().await.fills, 1200);
+    fails.store(true, Ordering::SeqCst);
+    let refused = soon("an end", cache.invalidate_tag("all")).await;
+    assert!(matches!(refused, Err(Error::Store { .. })), "{refused:?}");
+    assert_eq!(cache.debt(), Some(1200));
+    fails.store(false, Ordering::SeqCst);
+    eventually("it is made up for", async || cache.debt() == Some(0)).await;
+    assert_eq!(get_all().await.loads, 2400);
+}
+
 /// Writes down what is inserted, and calls all the rest absent.
 #[derive(Clone, Debug, Default)]
 struct Strict {

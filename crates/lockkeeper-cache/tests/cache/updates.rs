@@ -125,4 +125,13 @@ async fn values_that_cannot_be_replaced_are_invalidated(place: &Place) {
     assert_eq!(small.loaded().await, 1);
     assert_eq!(small.cache.set_many(&[(1, version(500))]).await.unwrap(), [false]);
     assert_eq!(small.loaded().await, 1);
+    // Which is nothing to others that are set with it.
+    let builder = place.builder().await.namespace("mixed").max_value(2);
+    let mixed = builder.build(async |_: u32| Ok::<_, Error>(version(1))).unwrap();
+    mixed.get_many(&[1, 2, 3]).await.unwrap();
+    mixed.idle().await;
+    let set = [(1, version(11)), (2, version(222)), (3, version(33))];
+    assert_eq!(mixed.set_many(&set).await.unwrap(), [true, false, true]);
+    let now = mixed.get_many(&[1, 2, 3]).await.unwrap();
+    assert_eq!(now, [11, 1, 33].map(|value| Some(Arc::new(value))));
 }

@@ -19,6 +19,7 @@ mod filters;
 mod harness;
 mod herd;
 mod hot;
+mod inserted;
 mod killed;
 mod penetration;
 mod processes;
