@@ -44,7 +44,7 @@
 //! consumer that begins. Let the database give up sooner (`lock_timeout`).
 //!
 //! *A letter that is retried* becomes the last write of its key, after those that came meanwhile. One that was buried after an attempt
-//! without an answer, or by a consumer that was paused, may have been applied as well.
+//! without an answer, or by a consumer that was paused, may have been applied as well; so the cache is told of it, too.
 //!
 //! *Only the cache*: who reads it alone finds nothing where nothing was [loaded](Through::preload) or written, where a value
 //! has ended ([`ttl`](crate::Builder::ttl)), for a moment after each write, and where what was written is too large for the cache or
@@ -193,8 +193,8 @@ pub struct ThroughStats {
     pub retries: u64,
     /// Writes that became letters.
     pub buried: u64,
-    /// Writes that were applied and are not [cached](Tell::Refresh): the value is too large, somebody else writes it, or it could not
-    /// be loaded for ten seconds.
+    /// Writes that were applied, or given up, and are not [cached](Tell::Refresh): the value is too large, somebody else writes it, or
+    /// it could not be loaded for ten seconds.
     pub not_refreshed: u64,
 }
 

@@ -8,11 +8,11 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use futures_util::FutureExt;
-use tokio::sync::watch;
+use tokio::sync::{oneshot, watch};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
-use super::lanes::{Failed, Job, KEYS, Lanes, PAGE, PAUSES};
+use super::lanes::{Failed, Job, KEYS, Lanes, PAGE, PATIENCE, PAUSES};
 use super::queue::Queued;
 use super::{Rejected, Shared, Tell};
 use crate::entry::Ticket;
@@ -79,9 +79,11 @@ enum Outcome {
 
 /// How the database failed.
 enum Failure {
-    /// It will always.
-    Final(String),
-    /// It may not the next time.
+    /// It will always, and has not done it.
+    Rejected(String),
+    /// It may have done it, and is not to be asked again.
+    Panicked(String),
+    /// It may have done it, and may not fail the next time.
     Passing(BoxError),
 }
 
@@ -235,14 +237,22 @@ where
             None if inner.announce(&name).await.is_err() => return Outcome::Failed(Failed::Other),
             None => match self.store(&key, value.as_ref(), job).await {
                 Ok(version) => version,
-                Err(Failure::Final(why)) => return self.bury(job, &why).await,
-                Err(Failure::Passing(error)) => return self.refused(job, &*error).await,
+                Err(Failure::Rejected(why)) if job.tried.refused == 0 => {
+                    return self.bury(job, &why).await;
+                }
+                Err(Failure::Rejected(why) | Failure::Panicked(why)) => {
+                    return self.give_up(&key, &name, job, &why).await;
+                }
+                Err(Failure::Passing(error)) => {
+                    return self.refused(&key, &name, job, &*error).await;
+                }
             },
         };
         // Apart, because whose turn is over stops where he stands: a key that is invalidated and not loaded again is missed by those
         // who read only the cache, and nobody comes back to it who has done this write long ago.
-        let telling = tokio::spawn(Arc::clone(self).tell(key, name, version, job.clone()));
-        let loaded = match telling.await.unwrap_or(Err(Failed::Untold(version))) {
+        let (answer, told) = oneshot::channel();
+        tokio::spawn(Arc::clone(self).tell_all(key, name, version, job.clone(), answer));
+        let loaded = match told.await.unwrap_or(Err(Failed::Untold(version))) {
             Ok(loaded) => loaded,
             Err(why) => return Outcome::Failed(why),
         };
@@ -264,39 +274,78 @@ where
     /// The database has refused it, this time.
     async fn refused(
         &self,
+        key: &K,
+        name: &[String; 1],
         job: &Job,
         error: &(dyn std::error::Error + Send + Sync + 'static),
     ) -> Outcome {
         self.counters.retries.add();
         if self.attempts.is_some_and(|most| job.tried.refused + 1 >= most) {
-            return self.bury(job, &reason(error)).await;
+            return self.give_up(key, name, job, &reason(error)).await;
         }
         let (order, attempt) = (job.queued.order, job.attempt());
         tracing::warn!(%error, %order, attempt, "a write was not applied, and is tried again");
         Outcome::Failed(Failed::Database)
     }
 
-    /// Tells the cache that it was written. Only then does the write leave the queue: whoever dies before has it done again. Whether
-    /// it was loaded again.
-    async fn tell(
+    /// The database may have done it, although it has not said so: then what is cached is old, and nobody else will say that.
+    async fn give_up(&self, key: &K, name: &[String; 1], job: &Job, why: &str) -> Outcome {
+        if self.tell != Tell::Nobody {
+            if self.inner().invalidate_names(name, 0).await.is_err() {
+                return Outcome::Failed(Failed::Database);
+            }
+            if self.tell == Tell::Refresh
+                && !matches!(self.cache.load_into_store(key).await, Ok(true))
+            {
+                self.counters.not_refreshed.add();
+            }
+        }
+        self.bury(job, why).await
+    }
+
+    /// Tells the cache. Whose turn is over meanwhile goes on himself, for as long as those who have their turn.
+    async fn tell_all(
         self: Arc<Self>,
         key: K,
         name: [String; 1],
         version: u64,
         job: Job,
+        answer: oneshot::Sender<Result<bool, Failed>>,
+    ) {
+        let told = self.tell(&key, &name, version, &job).await;
+        let Err(mut told) = answer.send(told) else { return };
+        let (mut pause, end) = (PAUSES.0, Instant::now() + PATIENCE);
+        while told.is_err() && Instant::now() < end {
+            sleep(pause).await;
+            pause = (pause * 2).min(PAUSES.1);
+            told = self.tell(&key, &name, version, &job).await;
+        }
+        if self.tell == Tell::Refresh && told != Ok(true) {
+            self.counters.not_refreshed.add();
+        }
+    }
+
+    /// Tells the cache that it was written. Only then does the write leave the queue: whoever dies before has it done again. Whether
+    /// it was loaded again.
+    async fn tell(
+        &self,
+        key: &K,
+        name: &[String; 1],
+        version: u64,
+        job: &Job,
     ) -> Result<bool, Failed> {
         let inner = self.inner();
         let told = match self.tell {
             // A filter that was begun since the write was announced does not have it.
-            Tell::Nobody => inner.announce(&name).await,
-            Tell::Invalidate | Tell::Refresh => inner.invalidate_names(&name, version).await,
+            Tell::Nobody => inner.announce(name).await,
+            Tell::Invalidate | Tell::Refresh => inner.invalidate_names(name, version).await,
         };
         told.map_err(|_| Failed::Untold(version))?;
         if self.tell != Tell::Refresh {
             return Ok(false);
         }
         // Loaded, and not set to what was written: if this came late, the database has something newer.
-        let loaded = self.cache.load_into_store(&key).await;
+        let loaded = self.cache.load_into_store(key).await;
         if matches!(loaded, Ok(true)) {
             return Ok(true);
         }
@@ -317,10 +366,10 @@ where
         let storing = AssertUnwindSafe(storing).catch_unwind();
         match timeout(self.inner().settings.timeout, storing).await {
             Ok(Ok(Ok(version))) => Ok(version),
-            Ok(Ok(Err(error))) if Rejected::is(&*error) => Err(Failure::Final(reason(&*error))),
+            Ok(Ok(Err(error))) if Rejected::is(&*error) => Err(Failure::Rejected(reason(&*error))),
             Ok(Ok(Err(error))) => Err(Failure::Passing(error)),
             Ok(Err(panic)) => {
-                Err(Failure::Final(format!("the database panicked: {}", message(&*panic))))
+                Err(Failure::Panicked(format!("the database panicked: {}", message(&*panic))))
             }
             Err(late) => Err(Failure::Passing(late.into())),
         }

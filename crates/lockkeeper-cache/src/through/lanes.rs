@@ -31,7 +31,7 @@ pub(super) const PAGE: usize = 100;
 
 /// For so long what is in the database is tried to be loaded again, before the write is done without that. Longer than a store
 /// that was away is left alone.
-const PATIENCE: Duration = Duration::from_secs(10);
+pub(super) const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Between two attempts after a failure: at first, and at most.
 pub(super) const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(5));

@@ -158,6 +158,24 @@ async fn after_so_many_attempts_it_is_a_letter_if_that_is_wanted() {
     consumer.stop().await;
 }
 
+/// It may have been done, and then what was cached is old.
+#[tokio::test]
+async fn what_is_given_up_without_an_answer_is_told_to_the_cache() {
+    let server = server::redis(&[]).await;
+    let fake = Fake::default();
+    let through = builder(&server, &fake).await.attempts(1).build();
+    let consumer = through.consume();
+    let first = write(&through, 1, "a").await;
+    applied(&through, first).await;
+    fake.is(1, Fault::Silent);
+    let _second = write(&through, 1, "b").await;
+    drain(&through).await;
+    assert_eq!((through.stats().buried, fake.get(1).as_deref()), (1, Some("b")));
+    let read = through.get(&1).await.unwrap().unwrap();
+    assert_eq!(read.value.as_deref().map(String::as_str), Some("b"));
+    consumer.stop().await;
+}
+
 #[tokio::test]
 async fn where_there_is_no_room_for_a_letter_its_key_waits() {
     let server = server::redis(&[]).await;
