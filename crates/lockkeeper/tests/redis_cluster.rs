@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 use lockkeeper::backend::redis::keyspace::Keyspace;
+use lockkeeper::backend::redis::optimistic::redis::Cmd;
 use lockkeeper::clock::Instant;
 use lockkeeper::{Error, Guard, Latch, Locks, Multi, Name};
 use testkit::nodes::{Cluster, SETTLE, ask};
@@ -102,15 +103,25 @@ async fn a_master_that_hangs_is_left_although_nobody_waits_for_it() {
     let cluster = Cluster::start(DOWN).await;
     let (slot, owner, _) = place(&cluster).await;
     let keyspace = Keyspace::connect(&cluster.url().parse().unwrap()).await.unwrap();
+    let locks = connect(&cluster, "").await;
+    let soon = Duration::from_millis(50);
     let answers = async || {
         let mut get = redis::cmd("GET");
         let looking = keyspace.query::<Option<String>>("x", get.arg("x"));
-        tokio::time::timeout(Duration::from_millis(50), looking).await.is_ok_and(|it| it.is_ok())
+        tokio::time::timeout(soon, looking).await.is_ok_and(|it| it.is_ok())
+    };
+    // Each on a connection of its own.
+    let decides = async || {
+        let deciding = locks
+            .optimistic(["x"], |tx| async move { tx.read::<Option<String>>(Cmd::get("x")).await });
+        tokio::time::timeout(soon, deciding).await.is_ok_and(|it| it.is_ok())
     };
     eventually("it answers", &answers).await;
+    eventually("it answers in transactions", &decides).await;
     cluster.servers[owner].pause();
-    assert!(!answers().await, "it was to hang");
+    assert!(!answers().await && !decides().await, "it was to hang");
     cluster.owner_other_than(slot, Some(owner)).await;
+    eventually("another one answers in transactions", &decides).await;
     eventually("another one answers", &answers).await;
 }
 

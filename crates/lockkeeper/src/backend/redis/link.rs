@@ -147,7 +147,7 @@ impl Link {
         let (origin, opened) = (self.origin.clone(), Arc::clone(&self.open));
         let connecting = self.runtime.spawn(async move {
             let _alone = alone;
-            let open = connect_in_time(&origin).await.inspect_err(|_| origin.lost())?;
+            let open = connect_in_time(&origin).await?;
             *opened.lock() = Some(open.clone());
             Ok(open)
         });
@@ -204,7 +204,8 @@ fn forget(open: &Mutex<Option<Open>>, number: u64) {
 
 async fn connect_in_time(origin: &Origin) -> Result<Open> {
     let connecting = tokio::time::timeout(2 * COMMAND_TIME, connect(origin)).await;
-    connecting.unwrap_or_else(|_| Err(unanswered(2 * COMMAND_TIME)))
+    let connected = connecting.unwrap_or_else(|_| Err(unanswered(2 * COMMAND_TIME)));
+    connected.inspect_err(|_| origin.lost())
 }
 
 async fn connect(origin: &Origin) -> Result<Open> {
