@@ -13,7 +13,7 @@ use tokio_util::task::TaskTracker;
 use crate::audit::Audits;
 use crate::cache::{Cache, Inner};
 use crate::codec::{Codec, Json};
-use crate::debt::{self, Debt};
+use crate::debt::{self, Creditor, Debt};
 use crate::error::{Error, Result};
 use crate::flight::Flights;
 use crate::guard::Guards;
@@ -217,7 +217,9 @@ impl Builder {
         let tags = tags.map(tags::of).transpose()?;
         let (loader, codec) = (Box::new(loader), Box::new(codec));
         let (loads, flights) = (Semaphore::new(settings.max_loads), Flights::new());
-        let (stats, debt, audits) = (Counters::default(), Debt::new(debt::MOST), Audits::default());
+        let (stats, audits) = (Counters::default(), Audits::default());
+        let [debt, unfiltered] =
+            [Creditor::Store, Creditor::Filter].map(|to| Debt::new(to, debt::MOST));
         let (first, unreadable) = (OnceLock::new(), Shelf::new(settings.keep_unreadable));
         let tasks = TaskTracker::new();
         tasks.close();
@@ -231,6 +233,7 @@ impl Builder {
             looks: Looks::default(),
             tasks,
             debt,
+            unfiltered,
             first,
             tags,
             settings,

@@ -70,6 +70,7 @@ pub(crate) struct Inner<K, V> {
     /// Loads, fills and leases that are given back; closed, so that it can be waited for at any time.
     pub(crate) tasks: TaskTracker,
     pub(crate) debt: Debt,
+    pub(crate) unfiltered: Debt,
     pub(crate) first: OnceLock<Box<dyn Level<K, V>>>,
     pub(crate) tags: Option<Tags<K>>,
     pub(crate) settings: Settings,
@@ -244,7 +245,9 @@ where
     ///
     /// [`Error::Store`] when the store cannot be reached for as long as [`timeout`](Builder::timeout) says: other processes
     /// may serve old values until it can be. It is tried again in the background until then, as long as this cache lives;
-    /// meanwhile this process reads these keys from the database. [`debt`](Self::debt) says how many there are.
+    /// meanwhile this process reads these keys from the database. Or when the [filter](Builder::filter) cannot be reached: then
+    /// others may be told that keys which are new are absent, until it can be; that is tried again as well.
+    /// [`debt`](Self::debt) says how many there are.
     ///
     /// # Cancel safety
     ///
@@ -290,11 +293,12 @@ where
         hot.map(|(name, hits)| HotKey { key: self.inner.key_of(&name).to_owned(), hits }).collect()
     }
 
-    /// How many keys are still to be invalidated, or to be inserted into the [filter](Builder::filter), after the store or the filter
-    /// has failed at it. More than 100,000 are not remembered;
-    /// instead the whole namespace is then invalidated, as by [`clear`](Self::clear). `None`: that is so now.
+    /// How many keys are still to be invalidated, and how many are still to be inserted into the [filter](Builder::filter), after the
+    /// store or the filter has failed at it. `None`: more than can be remembered. After 100,000 invalidations that failed the whole
+    /// namespace is invalidated, as by [`clear`](Self::clear); after 100,000 keys that the filter lacks, this process does not ask
+    /// it any more, and others may be told that these keys are absent, until this cache has [loaded](Self::load_filter) it anew.
     pub fn debt(&self) -> Option<usize> {
-        self.inner.debt.len()
+        Some(self.inner.debt.len()? + self.inner.unfiltered.len()?)
     }
 
     /// Waits until nothing is under way here that reads have begun: no load, and no fill without an answer. To be called by
@@ -494,11 +498,23 @@ where
         if names.is_empty() {
             return Ok(());
         }
+        let invalidating = self.invalidate_at_store(names, floor);
+        let (invalidated, announced) = join(invalidating, self.announce_again(names)).await;
+        invalidated.and(announced)
+    }
+
+    /// The same for what the filter need not be told of.
+    pub(crate) async fn invalidate_at_store(
+        self: &Arc<Self>,
+        names: &[String],
+        floor: u64,
+    ) -> Result<()> {
+        if names.is_empty() {
+            return Ok(());
+        }
         let (keys, how) = (refs(names), self.how(floor));
         let invalidating = self.insist("an invalidation", || self.store.invalidate(&keys, how));
-        let invalidating = self.changing_or_owe(names, floor, invalidating);
-        let (invalidated, announced) = join(invalidating, self.announce_again(names)).await;
-        invalidated.and(announced)?;
+        self.changing_or_owe(names, floor, invalidating).await?;
         names.iter().for_each(|_| self.stats.invalidations.add());
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! Invalidations that the store failed at, to be made up for.
+//! Invalidations that the store failed at, and keys that the filter failed to take in, to be made up for.
 
 use std::hash::RandomState;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -22,12 +22,21 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_
 /// So many keys are made up for at once, when all goes well.
 const PAGE: usize = 500;
 
-/// What is owed to the store.
+/// To whom something is owed. Each has its own: one may answer while the other does not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Creditor {
+    Store,
+    Filter,
+}
+
+/// What is owed to the store, or to the filter.
 ///
 /// More keys than can be remembered are not forgotten one by one, because nobody would know which; instead everything
-/// is owed: the whole namespace is invalidated, which costs loads and is never wrong.
+/// is owed. At the store the whole namespace is then invalidated, which costs loads and is never wrong. What a filter
+/// lacks only who loads it anew can tell it, and until then it is not asked.
 #[derive(Debug)]
 pub(crate) struct Debt {
+    to: Creditor,
     most: usize,
     /// Whether anything is owed, for reads, which ask often.
     any: AtomicBool,
@@ -47,7 +56,7 @@ struct State {
     paying: bool,
 }
 
-/// What is owed for one key: both, if both were asked for. In any case the filter is to know it; that may be all.
+/// What is owed for one key: both, if both were asked for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Owed {
     /// An invalidation without a version.
@@ -55,12 +64,6 @@ struct Owed {
     /// One with this.
     floor: u64,
     order: u64,
-}
-
-impl Owed {
-    fn is_stale(self) -> bool {
-        self.plain || self.floor > 0
-    }
 }
 
 /// What is to be done next.
@@ -71,20 +74,12 @@ enum Bill {
 }
 
 impl Debt {
-    pub(crate) fn new(most: usize) -> Self {
-        Self { most, any: AtomicBool::new(false), state: Mutex::default() }
+    pub(crate) fn new(to: Creditor, most: usize) -> Self {
+        Self { to, most, any: AtomicBool::new(false), state: Mutex::default() }
     }
 
-    /// Whether what the store has under a key is not to be believed.
+    /// Whether what it has under a key is not to be believed.
     pub(crate) fn has(&self, key: &str) -> bool {
-        self.any.load(Ordering::SeqCst) && {
-            let state = self.state.lock();
-            state.all.is_some() || state.keys.get(key).is_some_and(|owed| owed.is_stale())
-        }
-    }
-
-    /// Whether the filter may not know a key that was written.
-    pub(crate) fn is_unfiltered(&self, key: &str) -> bool {
         self.any.load(Ordering::SeqCst) && {
             let state = self.state.lock();
             state.all.is_some() || state.keys.contains_key(key)
@@ -119,23 +114,6 @@ impl Debt {
         all
     }
 
-    /// The filter has failed to take these in. Those that cannot be remembered are not.
-    fn owe_filter(&self, keys: &[String]) {
-        let mut state = self.state.lock();
-        if state.all.is_some() {
-            return;
-        }
-        state.order += 1;
-        let order = state.order;
-        for key in keys {
-            if state.keys.len() >= self.most && !state.keys.contains_key(key) {
-                continue;
-            }
-            state.keys.entry(key.clone()).or_default().order = order;
-            self.any.store(true, Ordering::SeqCst);
-        }
-    }
-
     fn owe_all(&self) {
         let mut state = self.state.lock();
         state.order += 1;
@@ -144,11 +122,24 @@ impl Debt {
         self.any.store(true, Ordering::SeqCst);
     }
 
+    /// That all is owed, if it is: for who makes up for it.
+    pub(crate) fn all(&self) -> Option<u64> {
+        self.state.lock().all
+    }
+
+    /// All of that is made up for, unless more has failed since.
+    pub(crate) fn forgive(&self, all: Option<u64>) {
+        if let Some(order) = all {
+            self.paid(Bill::All(order));
+        }
+    }
+
     /// What to do next, up to so many keys. With nothing to do, nobody is paying any more.
     fn bill(&self, most: usize) -> Option<Bill> {
         let mut state = self.state.lock();
         if let Some(order) = state.all {
-            return Some(Bill::All(order));
+            state.paying = self.to == Creditor::Store;
+            return state.paying.then_some(Bill::All(order));
         }
         let (next, count) = (state.next, state.keys.len());
         let at = (0..most.min(count)).filter_map(|at| state.keys.get_index((next + at) % count));
@@ -202,21 +193,26 @@ where
         }
         // From now on the store is not asked about them; what was found there before is not to be served.
         self.first_forget(keys.iter().map(String::as_str));
-        self.pay_soon();
+        self.pay_soon(Creditor::Store);
     }
 
-    /// The same for what only the filter has failed at.
+    /// The same for keys that were written, and that the filter has failed to take in. From now on it is not asked about them.
     pub(crate) fn owe_filter(self: &Arc<Self>, keys: &[String]) {
         keys.iter().for_each(|_| self.stats.debts.add());
-        self.debt.owe_filter(keys);
-        self.pay_soon();
+        if self.unfiltered.owe(keys, 0) {
+            self.stats.debt_overflows.add();
+            tracing::warn!(
+                "the filter lacks too many keys: it is not asked until it is loaded anew"
+            );
+        }
+        self.pay_soon(Creditor::Filter);
     }
 
     /// The same for a whole namespace.
     pub(crate) fn owe_all(self: &Arc<Self>) {
         self.debt.owe_all();
         self.first_forget_all();
-        self.pay_soon();
+        self.pay_soon(Creditor::Store);
     }
 
     /// Does something that changes these at the store; if it fails, an invalidation is owed.
@@ -231,14 +227,18 @@ where
         done.inspect_err(|_| self.owe(names, floor))
     }
 
-    fn pay_soon(self: &Arc<Self>) {
-        if !std::mem::replace(&mut self.debt.state.lock().paying, true) {
-            tokio::spawn(pay(Paying { inner: Arc::downgrade(self), armed: true }));
+    fn pay_soon(self: &Arc<Self>, to: Creditor) {
+        if !std::mem::replace(&mut self.debt_to(to).state.lock().paying, true) {
+            tokio::spawn(pay(Paying { inner: Arc::downgrade(self), to, armed: true }));
         }
     }
 
-    async fn pay_one(&self, bill: &Bill) -> store::Result<()> {
+    async fn pay_one(&self, to: Creditor, bill: &Bill) -> store::Result<()> {
         match bill {
+            Bill::Keys(keys) if to == Creditor::Filter => {
+                let names: Vec<String> = keys.iter().map(|(key, _)| key.clone()).collect();
+                self.insert(&names).await?;
+            }
             Bill::All(_) => {
                 let prefix = format!("{}:", self.settings.namespace);
                 let mut from = Some(Cursor::default());
@@ -252,8 +252,6 @@ where
                 }
             }
             Bill::Keys(keys) => {
-                let names: Vec<String> = keys.iter().map(|(key, _)| key.clone()).collect();
-                self.insert(&names).await?;
                 let plain = keys.iter().filter(|(_, owed)| owed.plain);
                 let plain: Vec<&str> = plain.map(|(key, _)| key.as_str()).collect();
                 if !plain.is_empty() {
@@ -272,16 +270,26 @@ where
     }
 }
 
+impl<K, V> Inner<K, V> {
+    fn debt_to(&self, to: Creditor) -> &Debt {
+        match to {
+            Creditor::Store => &self.debt,
+            Creditor::Filter => &self.unfiltered,
+        }
+    }
+}
+
 /// Somebody who makes up for what is owed; when the runtime ends, the next one does.
 struct Paying<K, V> {
     inner: Weak<Inner<K, V>>,
+    to: Creditor,
     armed: bool,
 }
 
 impl<K, V> Drop for Paying<K, V> {
     fn drop(&mut self) {
         if let Some(inner) = self.inner.upgrade().filter(|_| self.armed) {
-            inner.debt.state.lock().paying = false;
+            inner.debt_to(self.to).state.lock().paying = false;
         }
     }
 }
@@ -296,19 +304,20 @@ where
         sleep(pause).await;
         // As long as the cache is used by anybody.
         let Some(inner) = paying.inner.upgrade() else { return };
-        let Some(bill) = inner.debt.bill(most) else {
+        let debt = inner.debt_to(paying.to);
+        let Some(bill) = debt.bill(most) else {
             paying.armed = false;
             return;
         };
-        match inner.pay_one(&bill).await {
+        match inner.pay_one(paying.to, &bill).await {
             Ok(()) => {
-                let paid = inner.debt.paid(bill);
+                let paid = debt.paid(bill);
                 (0..paid).for_each(|_| inner.stats.debts_paid.add());
                 (pause, most) = (Duration::ZERO, (most * 2).min(PAGE));
             }
             Err(error) => {
-                tracing::debug!(%error, "an invalidation has failed again");
-                inner.debt.unpaid(bill);
+                tracing::debug!(%error, to = ?paying.to, "what is owed has failed again");
+                debt.unpaid(bill);
                 // Perhaps it is about one of them.
                 (pause, most) = ((pause * 2).clamp(PAUSES.0, PAUSES.1), (most / 2).max(1));
             }
@@ -330,22 +339,8 @@ mod tests {
     }
 
     #[test]
-    fn what_only_the_filter_does_not_know_is_believed() {
-        let debt = Debt::new(2);
-        debt.owe_filter(&keys(&["a"]));
-        assert!(debt.is_unfiltered("a") && !debt.has("a"));
-        assert!(!debt.owe(&keys(&["b"]), 5));
-        debt.owe_filter(&keys(&["b", "c"]));
-        assert!(debt.has("b") && !debt.is_unfiltered("c"), "more than can be remembered");
-        let bill = debt.bill(9);
-        assert_eq!(owed(bill.as_ref()), [("a", false, 0), ("b", false, 5)]);
-        assert_eq!(debt.paid(bill.unwrap()), 2);
-        assert!(!debt.is_unfiltered("a"));
-    }
-
-    #[test]
     fn all_that_was_asked_for_a_key_is_owed() {
-        let debt = Debt::new(3);
+        let debt = Debt::new(Creditor::Store, 3);
         assert!(!debt.has("a"));
         assert!(!debt.owe(&keys(&["a", "b"]), 5));
         assert!(!debt.owe(&keys(&["a"]), 0));
@@ -362,7 +357,7 @@ mod tests {
 
     #[test]
     fn what_fails_again_comes_after_the_others() {
-        let debt = Debt::new(9);
+        let debt = Debt::new(Creditor::Store, 9);
         debt.owe(&keys(&["a", "b", "c"]), 0);
         let mut seen = Vec::new();
         for _ in 0..3 {
@@ -376,7 +371,7 @@ mod tests {
 
     #[test]
     fn more_than_can_be_remembered_is_all() {
-        let debt = Debt::new(2);
+        let debt = Debt::new(Creditor::Store, 2);
         assert!(!debt.owe(&keys(&["a", "b"]), 0));
         assert!(debt.owe(&keys(&["c"]), 0));
         assert_eq!((debt.has("anything"), debt.len()), (true, None));
@@ -386,5 +381,19 @@ mod tests {
         assert!(debt.has("d"), "it may have been missed");
         debt.paid(debt.bill(1).unwrap());
         assert_eq!((debt.has("d"), debt.len(), debt.bill(1)), (false, Some(0), None));
+    }
+
+    #[test]
+    fn more_than_can_be_remembered_of_a_filter_is_for_who_loads_it() {
+        let debt = Debt::new(Creditor::Filter, 1);
+        assert!(debt.owe(&keys(&["a", "b"]), 0));
+        assert_eq!((debt.has("anything"), debt.len(), debt.bill(1)), (true, None, None));
+        let before = debt.all();
+        debt.owe(&keys(&["c"]), 0);
+        debt.forgive(before);
+        assert!(debt.has("c"), "it may have been missed");
+        debt.forgive(debt.all());
+        assert_eq!((debt.has("c"), debt.len()), (false, Some(0)));
+        debt.forgive(None);
     }
 }

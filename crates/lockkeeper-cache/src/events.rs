@@ -44,7 +44,7 @@ pub enum Event {
     StoreDown,
     /// It was loaded anew before it ended, because it is read much.
     Refreshed,
-    /// The audit found something else in the database, and invalidated it.
+    /// The audit found something else in the database, and took it away: from the store, or from the first level if only that had it.
     AuditStale,
 }
 
@@ -69,7 +69,7 @@ impl fmt::Display for Event {
             Self::Busy => "not loaded, to spare the database",
             Self::StoreDown => "the store did not answer, or was left alone",
             Self::Refreshed => "loaded anew before it ended, because it is read much",
-            Self::AuditStale => "the audit found something else in the database, and invalidated it",
+            Self::AuditStale => "the audit found something else in the database, and took it away",
         })
     }
 }

@@ -217,7 +217,7 @@ where
             read = Outlook::Stale;
         }
         // What it has not been told of yet, reads do not ask it.
-        let asked = filter.filter(|_| !inner.debt.is_unfiltered(&name));
+        let asked = filter.filter(|_| !inner.unfiltered.has(&name));
         let (mut read, first) = (inner.refused(read, asked, database), inner.near(key));
         if matches!(first, Some(Near::Copy { serves: true, .. })) {
             read = Outlook::First;
@@ -268,7 +268,9 @@ where
         match read {
             Outlook::First | Outlook::Stale => read,
             Outlook::Hit | Outlook::HitAndRefresh | Outlook::Wait => read,
-            Outlook::Load | Outlook::Down if filter == Some(Verdict::Absent) => Outlook::Filtered,
+            Outlook::Load | Outlook::Down | Outlook::Owed if filter == Some(Verdict::Absent) => {
+                Outlook::Filtered
+            }
             Outlook::Down | Outlook::Owed if busy => Outlook::BusyStore,
             _ if database == Some(Phase::Open) => Outlook::BusyDatabase,
             _ => read,

@@ -184,7 +184,7 @@ impl Builder {
     /// a key was written is never told that it is absent. If the filter cannot be reached, these fail with
     /// [`Error::Store`], and reads ask the database. What could not be inserted after a commit is inserted later, as long as
     /// [`debt`](crate::Cache::debt) knows which keys these are, and this process does not ask the filter about them until then.
-    /// Where it does not, load the filter anew.
+    /// Where it does not, load the filter anew, as after a [`clear`](crate::Cache::clear) for rows that came without a writer.
     pub fn filter(mut self, filter: impl Filter + 'static) -> Self {
         self.guards.filter = Some(Arc::new(filter));
         self
@@ -260,7 +260,10 @@ where
     {
         let filter = self.inner.guards.filter().ok_or(FilterError::Size("there is no filter"))?;
         let written = |key: Result<K, E>| key.map(|key| key.to_string());
-        filter::rebuild(filter, plan, || source().map(written), progress).await
+        let lacked = self.inner.unfiltered.all();
+        let loaded = filter::rebuild(filter, plan, || source().map(written), progress).await?;
+        self.inner.unfiltered.forgive(lacked);
+        Ok(loaded)
     }
 }
 
@@ -327,7 +330,8 @@ where
     /// Whether the filter knows that there is nothing.
     pub(crate) async fn absent(&self, name: &str) -> Option<Read<V>> {
         let filter = self.guards.filter()?;
-        if self.debt.is_unfiltered(name) {
+        if self.unfiltered.has(name) {
+            self.stats.unfiltered.add();
             return None;
         }
         // When its own store hangs, it takes its time to find out.

@@ -40,7 +40,11 @@ where
         let settling = inner.changing_or_owe(&names, version.unwrap_or(0), settling);
         // Once more: a filter that was begun since the intent does not have them.
         let (settled, announced) = join(settling, inner.announce_again(&names)).await;
-        settled.and_then(|settled| announced.map(|()| settled))
+        match settled? {
+            // Which is worse than that the filter has failed; that is made up for.
+            Settled::Lapsed => Ok(Settled::Lapsed),
+            held => announced.map(|()| held),
+        }
     }
 }
 

@@ -117,7 +117,7 @@ where
         plan: Plan,
     ) -> Outcome<V> {
         // Where somebody knows of the key, a filter that does not is behind the times.
-        if matches!(plan, Plan::Fill { except: None } | Plan::Down)
+        if matches!(plan, Plan::Fill { except: None } | Plan::Down | Plan::Owed)
             && let Some(nothing) = self.absent(name).await
         {
             return Ok(nothing);

@@ -58,7 +58,8 @@ where
         loop {
             let list = || self.store.list(&prefix, from.clone());
             let page = self.insist("listing", list).await?;
-            self.invalidate_names(&page.keys, 0).await?;
+            // That something is cached says nothing of the database, so the filter is not told: it may be that there is nothing.
+            self.invalidate_at_store(&page.keys, 0).await?;
             count += page.keys.len() as u64;
             let Some(next) = page.next else { break };
             from = next;

@@ -86,7 +86,7 @@ counters! {
     /// Reads that were told by the filter that the database has nothing, without a load.
     filtered,
     /// Reads of which the filter could not say anything, and which were let through: it is not loaded, or did not answer in
-    /// time, or was left alone after that.
+    /// time, or was left alone after that, or has failed to take in that key.
     unfiltered,
     /// Hits on hot keys that had the value loaded anew before it ended.
     early_refreshes,
@@ -105,9 +105,9 @@ counters! {
     apply_errors,
     /// Keys that were invalidated.
     invalidations,
-    /// Keys that could not be, and are tried again.
+    /// Keys that could not be, or that the filter has failed to take in, and that are tried again.
     debts,
-    /// Of those, how many have been invalidated since.
+    /// Of those, with how many it was done since.
     debts_paid,
     /// Times that they were too many to remember.
     debt_overflows,

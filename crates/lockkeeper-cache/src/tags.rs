@@ -4,6 +4,8 @@ use std::any::Any;
 use std::fmt::Display;
 use std::sync::Arc;
 
+use futures_util::future::join;
+
 use crate::cache::{Cache, Inner};
 use crate::error::{Error, Result};
 use crate::store::{self, Cursor};
@@ -68,17 +70,27 @@ where
     /// ```
     pub async fn invalidate_tag(&self, tag: &str) -> Result<u64> {
         let (inner, tag) = (&self.inner, self.inner.tag_name(tag));
-        let (mut from, mut count, mut done) = (Cursor::default(), 0, Ok(()));
+        let (mut from, mut count) = (Cursor::default(), 0);
+        let (mut invalidated, mut announced) = (Ok(()), Ok(()));
         loop {
             let list = || inner.store.tagged(&tag, from.clone());
             let page = inner.insist("reading a tag", list).await?;
-            match &done {
-                Ok(()) => done = inner.invalidate_names(&page.keys, 0).await,
-                // It would take its time for each page. The others are to be known, and are made up for as well.
-                Err(_) => inner.owe(&page.keys, 0),
-            }
+            // What has failed would take its time for each page. The others are to be known, and are made up for as well.
+            let invalidate = async {
+                match &invalidated {
+                    Ok(()) => invalidated = inner.invalidate_at_store(&page.keys, 0).await,
+                    Err(_) => inner.owe(&page.keys, 0),
+                }
+            };
+            let announce = async {
+                match &announced {
+                    Ok(()) => announced = inner.announce_again(&page.keys).await,
+                    Err(_) => inner.owe_filter(&page.keys),
+                }
+            };
+            join(invalidate, announce).await;
             count += page.keys.len() as u64;
-            let Some(next) = page.next else { return done.map(|()| count) };
+            let Some(next) = page.next else { return invalidated.and(announced).map(|()| count) };
             from = next;
         }
     }

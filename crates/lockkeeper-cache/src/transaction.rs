@@ -174,8 +174,8 @@ where
     /// # Errors
     ///
     /// [`WriteError::NotBegun`]: the store cannot be reached, and `write` was not called. [`WriteError::Failed`]: with the
-    /// error of `write`. When only the last step fails it is in [`Committed::cache`]: the keys are not cached until
-    /// the intent ends. [`Settled::Lapsed`] there: `write` took longer than an intent lasts, and old values may have been
+    /// error of `write`. When only the last step fails it is in [`Committed::cache`]: as for
+    /// [`settle`](crate::Write::settle). [`Settled::Lapsed`] there: `write` took longer than an intent lasts, and old values may have been
     /// read since the commit.
     ///
     /// ```
@@ -200,7 +200,14 @@ where
         write: impl Future<Output = Result<u64, E>> + Send,
     ) -> Result<Committed<u64, Settled>, WriteError<E>> {
         let intent = self.intend(keys).await.map_err(WriteError::NotBegun)?;
-        let version = write.await.map_err(WriteError::Failed)?;
+        let version = match write.await {
+            Ok(version) => version,
+            Err(error) => {
+                // It may have taken effect, and a filter that was begun since the intent does not have it.
+                let _ = intent.inner.announce_again(&intent.names).await;
+                return Err(WriteError::Failed(error));
+            }
+        };
         let cache = intent.settle((version > 0).then_some(version)).await;
         Ok(Committed { value: version, cache })
     }

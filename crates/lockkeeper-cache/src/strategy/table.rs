@@ -241,8 +241,13 @@ where
     ) -> Result<Written> {
         let (inner, names) = (self.shared.base.inner(), [name.to_owned()]);
         inner.announce(&names).await?;
-        let Written { version } = write.await?;
+        let written = write.await;
+        // What is surely not in the database need not be in the filter.
+        if !matches!(written, Ok(_) | Err(Error::Commit(_) | Error::Committed { .. })) {
+            return written;
+        }
         let again = inner.announce_again(&names).await;
+        let Written { version } = written?;
         let failed = |error| Error::Committed { version, source: Box::new(error) };
         again.map(|()| Written { version }).map_err(failed)
     }

@@ -6,14 +6,16 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use futures_util::stream;
-use lockkeeper_cache::Redis;
 use lockkeeper_cache::filter::redis::RedisFilter;
 use lockkeeper_cache::filter::{Filter, FilterError, Plan, Shape, Verdict, rebuild};
+use lockkeeper_cache::{Cache, Error, Loaded, Redis, Strategy};
 use testkit::nodes::{Cluster, Sentinels, ask};
 use testkit::proxy::{Proxy, Way};
 use testkit::resp::Raw;
 use testkit::server::{self, Server};
 use testkit::wait::{eventually, soon};
+
+use crate::inserted::Anything;
 
 use Verdict::{Absent, Maybe, Unknown};
 
@@ -130,6 +132,59 @@ async fn a_filter_knows_nothing_at_a_server_that_is_started_again_with_old_data(
 #[tokio::test]
 async fn a_filter_that_is_to_be_warm_denies_what_old_data_lack() {
     assert_eq!(after_a_crash(true).await, Absent);
+}
+
+/// A process with a connection of its own is told that there is something from the moment when anybody writes it.
+#[tokio::test]
+async fn what_is_written_in_any_way_is_in_the_filter_for_all() {
+    let server = server::redis(&[]).await;
+    let url = format!("redis://{}", server.address());
+    let filter = open(&url, false).await;
+    load(&filter, &[]).await;
+    let other = open(&url, false).await;
+    let builder = || async {
+        let store = soon("connected", Redis::connect(&url)).await.unwrap();
+        Cache::builder(store).namespace("cache")
+    };
+    let reader = builder().await.filter(other.clone()).build(Anything).unwrap();
+    let table = builder().await.filter(filter).table(Strategy::Strong, Anything).unwrap();
+    let cache = table.cache();
+    for key in 1..=6 {
+        assert_eq!(reader.get(&key).await.unwrap(), None, "{key}");
+        let text = key.to_string();
+        let before_the_commit = async || assert_eq!(look(&other, &text).await, Maybe, "{key}");
+        match key {
+            1 => {
+                let write = cache.intend(&[key]).await.unwrap();
+                before_the_commit().await;
+                write.settle(None).await.unwrap();
+            }
+            2 => cache.invalidate(&[key]).await.unwrap(),
+            3 => {
+                let set = [(key, Loaded::found(key).version(1))];
+                assert_eq!(cache.set_many(&set).await.unwrap(), [false]);
+            }
+            4 => drop(table.write(&key, Some(key)).await.unwrap()),
+            5 => {
+                let commit = async {
+                    before_the_commit().await;
+                    Ok(Loaded::found(key).version(1))
+                };
+                table.write_with(&key, commit).await.unwrap();
+            }
+            _ => {
+                let mut transaction = cache.transaction();
+                transaction.touch(&key).unwrap();
+                let commit = async {
+                    before_the_commit().await;
+                    Ok::<_, Error>(())
+                };
+                transaction.commit(commit).await.unwrap().cache.unwrap();
+            }
+        }
+        assert_eq!(reader.get(&key).await.unwrap().as_deref(), Some(&key));
+    }
+    assert_eq!((reader.stats().filtered, reader.stats().unfiltered), (6, 0));
 }
 
 #[tokio::test]
