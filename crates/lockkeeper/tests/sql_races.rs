@@ -432,7 +432,10 @@ async fn with_an_insert_under_way(system: System) -> (Database, Locks, Proxy) {
         locks.mutex("x").lock().await.unwrap().release().await.unwrap();
         let log = database.server.log();
         let named = |line: &str| line.contains("execute sqlx_s_") && line.contains(INSERT);
-        system == System::MariaDb || log.lines().any(named)
+        let prepared = system == System::MariaDb
+            || log.lines().any(named) && sent(system, &database, "echo-") > 0;
+        // And nothing else is the first to be sent on it.
+        prepared && sent(system, &database, "WHERE ends < ") > 0
     })
     .await;
     let before = inserts(&database);

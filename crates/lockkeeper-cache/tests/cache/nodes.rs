@@ -3,9 +3,10 @@
 use std::time::Duration;
 
 use lockkeeper_cache::{Cache, Error, Loaded, Redis};
-use testkit::nodes::{Cluster, Sentinels};
+use testkit::authority::{Authority, trusting};
+use testkit::nodes::{Cluster, SETTLE, Sentinels, tls};
 use testkit::resp::Raw;
-use testkit::wait::soon;
+use testkit::wait::{LONG, eventually, soon};
 
 use crate::harness::Database;
 
@@ -65,6 +66,66 @@ async fn a_cluster_has_each_key_where_its_slot_is() {
         keys.extend(here);
     }
     assert_eq!(keys.len(), 100, "{keys:?}");
+}
+
+/// While it moves, keys of a slot are at two servers, and what is to be done with several at once may have to wait. Whatever
+/// comes of it, nobody gets what was there before.
+#[tokio::test]
+async fn a_slot_that_moves_takes_its_keys_along() {
+    let cluster = Cluster::start(SETTLE).await;
+    let slot = cluster.slot("x").await;
+    let from = cluster.owner_other_than(slot, None).await;
+    let to = (from + 1) % 3;
+    let database = Database::new();
+    let open = async || {
+        let store = soon("connected", Redis::connect(&cluster.url())).await.unwrap();
+        let source = database.clone();
+        let loader = move |_: u32| {
+            let read = source.read();
+            async move { Ok::<_, Error>(Loaded::found(read)) }
+        };
+        Cache::builder(store).namespace("{x}").timeout(LONG).build(loader).unwrap()
+    };
+    let [writer, reader] = [open().await, open().await];
+    let keys: Vec<u32> = (0..10).collect();
+    let all = async |cache: &Cache<u32, u64>| {
+        let found = soon("all", cache.get_many(&keys)).await.unwrap();
+        found.into_iter().map(|value| *value.unwrap()).collect::<Vec<_>>()
+    };
+    let changes = async |when: &str| {
+        // From the cache, some of them or all.
+        all(&reader).await;
+        let new = database.commit();
+        for key in &keys {
+            soon("invalidated", writer.invalidate(&[*key])).await.unwrap();
+        }
+        assert_eq!(all(&reader).await, [new; 10], "{when}");
+        assert_eq!(all(&writer).await, [new; 10], "{when}");
+    };
+    changes("before").await;
+    cluster.begin_move(slot, from, to).await;
+    changes("as it begins").await;
+    changes("when all was invalidated").await;
+    cluster.finish_move(slot, from, to).await;
+    changes("afterwards").await;
+    eventually("all are cached where they are now", async || {
+        let hits = reader.stats().hits;
+        all(&reader).await;
+        reader.stats().hits == hits + 10
+    })
+    .await;
+    let here = Raw::connect(cluster.servers[to].address()).await.keys("{x}:*").await;
+    assert_eq!(here.len(), 10, "{here:?}");
+    assert_eq!(writer.debt(), Some(0));
+}
+
+#[tokio::test]
+async fn several_servers_by_tls() {
+    let authority = Authority::new("ours");
+    let cluster = tls::cluster(&authority).await;
+    many_keys(&format!("{}{}", cluster.url, trusting(&authority))).await;
+    let sentinels = tls::sentinels(&authority).await;
+    many_keys(&format!("{}{}", sentinels.url, trusting(&authority))).await;
 }
 
 #[tokio::test]

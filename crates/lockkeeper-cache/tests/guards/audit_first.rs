@@ -96,7 +96,7 @@ async fn a_message_that_was_lost_is_counted_and_made_up_for() {
 
 #[tokio::test]
 async fn the_first_level_may_be_behind_by_its_bound() {
-    let bound = Duration::from_secs(5);
+    let bound = Duration::from_secs(10);
     let scene = Scene::start(bound, true).await;
     let audit = scene.reader.audit(OFTEN, DELAY);
     scene.is_warm().await;

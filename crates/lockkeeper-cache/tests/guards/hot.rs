@@ -7,14 +7,14 @@ use std::time::Duration;
 use lockkeeper_cache::jitter::Jitter;
 use lockkeeper_cache::{Builder, Cache, Error, Loaded, Memory, Redis};
 use testkit::server::{self, Server};
-use testkit::wait::eventually;
+use testkit::wait::{LONG, eventually};
 
 const TTL: Duration = Duration::from_secs(60);
 
 /// Before the end. A load takes so long that one of seven reads is chosen then, and is over before the end.
-const EARLY: Duration = Duration::from_secs(6);
+const EARLY: Duration = Duration::from_secs(12);
 
-const LOAD: Duration = Duration::from_secs(3);
+const LOAD: Duration = Duration::from_secs(6);
 
 /// With so many hits no key is hot, whichever of them are sampled.
 const FEW: usize = 7;
@@ -49,6 +49,7 @@ impl Place {
     /// A cache whose loads take their time, and each get the next number.
     async fn cache(&self) -> Cache<u32, u64> {
         let builder = self.builder().await.ttl(TTL).namespace("hot").jitter(Jitter::NONE);
+        let builder = builder.lease(LONG).timeout(LONG);
         let loads = Arc::new(AtomicU64::new(0));
         let loader = move |_: u32| {
             let load = loads.fetch_add(1, Ordering::SeqCst);

@@ -1,17 +1,21 @@
 //! Servers that are there and do not do what they should, and keys that are strange.
 
+use std::collections::HashSet;
+use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use lockkeeper::clock::Instant;
-use lockkeeper_cache::{Cache, Error, Loaded, Redis};
+use lockkeeper_cache::limit::Limit;
+use lockkeeper_cache::{Cache, Down, Error, Loaded, Redis, Strategy};
 use testkit::proxy::{Proxy, Way};
 use testkit::resp::Raw;
 use testkit::server::{self, Server};
 use testkit::wait::{eventually, soon};
 
 use crate::harness::{Client, Database, Place, on_each_store, value};
+use crate::inserted::Anything;
 
 on_each_store! { strange_keys_are_keys }
 
@@ -80,6 +84,105 @@ async fn a_server_that_takes_no_writes_serves_what_it_has_until_it_is_told() {
     eventually("it is paid", async || client.cache.debt() == Some(0)).await;
     assert_eq!(client.loaded().await, 2);
     assert_eq!((client.hit().await, other.hit().await), (2, 2));
+}
+
+/// As the server itself knows them.
+#[tokio::test]
+async fn values_and_nulls_end_each_at_a_time_of_its_own() {
+    let server = server::redis(&[]).await;
+    let store = Redis::connect(&url(&server)).await.unwrap();
+    let (long, short) = (Duration::from_secs(1000), Duration::from_secs(100));
+    let builder = Cache::builder(store).namespace("cache").ttl(long).null_ttl(short);
+    let loader = async |key: u32| Ok::<_, Error>(Loaded::from((key < 50).then_some(key)));
+    let cache = builder.build(loader).unwrap();
+    cache.get_many(&(0..100).collect::<Vec<_>>()).await.unwrap();
+    cache.idle().await;
+    let raw = Raw::connect(server.address()).await;
+    for (keys, most) in [(0..50, 1000), (50..100, 100)] {
+        let mut ends = HashSet::new();
+        for key in keys {
+            let left: u64 = raw.text(&format!("TTL cache:{key}")).await.unwrap().parse().unwrap();
+            // A tenth is left to chance, and the test takes its time.
+            assert!((most * 9 / 10 - 30..=most).contains(&left), "{key}: {left}");
+            ends.insert(left);
+        }
+        assert!(ends.len() > 3, "{ends:?}");
+    }
+}
+
+#[tokio::test]
+async fn while_a_server_is_gone_no_more_is_loaded_than_was_chosen() {
+    let mut server = server::redis(&[]).await;
+    let store = Redis::connect(&url(&server)).await.unwrap();
+    let number = |number| NonZeroU32::new(number).unwrap();
+    let limit = Limit::per_second(number(1)).burst(number(5));
+    let builder = Cache::builder(store).namespace("cache").when_down(Down::LoadAtMost(limit));
+    let builder = builder.max_loads(64, Duration::from_millis(20));
+    let cache = builder.build(async |key: u32| Ok::<_, Error>(Loaded::found(key))).unwrap();
+    cache.get_many(&(0..10).collect::<Vec<_>>()).await.unwrap();
+    cache.idle().await;
+    assert_eq!(cache.stats().loads, 10, "it holds for a server that is gone alone");
+    server.kill();
+    let (since, mut busy) = (Instant::now(), 0);
+    for key in 0..50 {
+        match cache.get(&key).await {
+            Ok(found) => assert_eq!(found.as_deref(), Some(&key)),
+            Err(Error::Busy { retry_after }) => {
+                assert!(!retry_after.is_zero());
+                busy += 1;
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+    let (loads, seconds) = (cache.stats().loads - 10, Instant::now().since(since).as_secs());
+    assert_eq!(loads + busy, 50);
+    assert!((5..=5 + seconds + 1).contains(&loads), "{loads} in {seconds} s");
+}
+
+/// Whatever is asked of it, and whatever fails.
+#[tokio::test]
+async fn a_server_that_stands_still_holds_up_no_writer() {
+    let server = server::redis(&[]).await;
+    let store = Redis::connect(&url(&server)).await.unwrap();
+    let patience = Duration::from_millis(500);
+    let builder = Cache::builder(store).namespace("cache").timeout(patience);
+    let builder = builder.tags(|_: &u32| vec!["tag".to_owned()]);
+    let table = builder.table(Strategy::FillLease, Anything).unwrap();
+    let cache = table.cache();
+    cache.get_many(&[1, 2]).await.unwrap();
+    cache.idle().await;
+    let write = cache.intend(&[2]).await.unwrap();
+    server.pause();
+    let since = Instant::now();
+    let mut transaction = cache.transaction();
+    transaction.touch(&1).unwrap();
+    let set = [(1, Loaded::found(1).version(2))];
+    let commit = async { Ok::<_, Error>(()) };
+    let ended = tokio::join!(
+        cache.invalidate(&[1]),
+        cache.intend(&[1]),
+        write.settle(None),
+        cache.set_many(&set),
+        cache.clear(),
+        cache.invalidate_tag("tag"),
+        transaction.commit(commit),
+        table.write(&1, Some(1)),
+    );
+    let took = Instant::now().since(since);
+    server.resume();
+    let stored = |failed: &Error| matches!(failed, Error::Store { .. });
+    let (invalidated, intended, settled, set, cleared, tagged, committed, written) = ended;
+    assert!(invalidated.is_err_and(|failed| stored(&failed)));
+    assert!(intended.is_err_and(|failed| stored(&failed)));
+    assert!(settled.is_err_and(|failed| stored(&failed)));
+    assert!(set.is_err_and(|failed| stored(&failed)));
+    assert!(cleared.is_err_and(|failed| stored(&failed)));
+    assert!(tagged.is_err_and(|failed| stored(&failed)));
+    assert!(committed.unwrap().cache.is_err_and(|failed| stored(&failed)));
+    assert!(matches!(written, Err(Error::Committed { .. })), "{written:?}");
+    // Its own patience, an attempt that began in it, and as much again for a busy machine.
+    assert!(took < Duration::from_secs(4), "{took:?}");
+    eventually("it is made up for", async || cache.debt() == Some(0)).await;
 }
 
 /// A busy machine gives the process no time for longer than an answer may take, before what it asks for is sent.

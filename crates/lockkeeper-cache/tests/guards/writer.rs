@@ -9,7 +9,7 @@ use lockkeeper_cache::{
 };
 use sqlx::PgPool;
 use testkit::server;
-use testkit::wait::eventually;
+use testkit::wait::{CASE, within};
 
 use crate::processes::{self, Process, say, told};
 
@@ -19,7 +19,7 @@ const TABLE: [&str; 2] = [
 ];
 
 /// When others do what a writer has left to do.
-const INTENT: Duration = Duration::from_secs(5);
+const INTENT: Duration = Duration::from_secs(15);
 
 #[derive(Clone)]
 struct Rows(PgPool);
@@ -83,7 +83,7 @@ async fn a_writer_that_is_killed_is_followed_by_its_delete() {
     let left = reader.read(&1).await.unwrap();
     let left = (left.source, left.value.as_deref().map(String::as_str));
     assert_eq!(left, (Source::Hit, Some("old")), "nobody has deleted it yet");
-    eventually("another process deletes it", async || {
+    within(CASE, "another process deletes it", async || {
         reader.read(&1).await.unwrap().value.as_deref().map(String::as_str) == Some("new")
     })
     .await;
