@@ -44,11 +44,13 @@
 //! consumer that begins. Let the database give up sooner (`lock_timeout`).
 //!
 //! *A letter that is retried* becomes the last write of its key, after those that came meanwhile. One that was buried after an attempt
-//! without an answer, or by a consumer that was paused, may have been applied as well; so the cache is told of it, too.
+//! without an answer, or by a consumer that was paused, may have been applied as well; so the cache is told of letters, too. What the
+//! database does only after that is not told, and what is cached then ends with its time: let the database give up before the
+//! [time](crate::Builder::timeout) that it has is over.
 //!
 //! *Only the cache*: who reads it alone finds nothing where nothing was [loaded](Through::preload) or written, where a value
-//! has ended ([`ttl`](crate::Builder::ttl)), for a moment after each write, and where what was written is too large for the cache or
-//! could not be loaded for ten seconds after the first attempt: with the attempt that ends then, no write waits in the queue for
+//! has ended ([`ttl`](crate::Builder::ttl)), for a moment after each write, where what was written is too large for the cache, where a consumer that was paused
+//! told the cache once more and lost its turn before it could load a value without a version, and where what was written could not be loaded for ten seconds after the first attempt: with the attempt that ends then, no write waits in the queue for
 //! longer because of that ([`ThroughStats::not_refreshed`]).
 //!
 //! # When to use it

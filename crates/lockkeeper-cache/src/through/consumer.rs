@@ -48,8 +48,8 @@ impl Consumer {
         Self { stop, task: tokio::spawn(run(shared, stopped)) }
     }
 
-    /// Begins nothing more, ends what is under way, and lets another one take over at once. Takes no longer than a write to the
-    /// database may and a few seconds.
+    /// Begins nothing more, ends what is under way, and lets another one take over at once. What is under way has the cache's
+    /// [time](crate::Builder::timeout) for each of its steps: the filter, the database, the invalidation, and the load.
     ///
     /// # Cancel safety
     ///
@@ -79,11 +79,9 @@ enum Outcome {
 
 /// How the database failed.
 enum Failure {
-    /// It will always, and has not done it.
-    Rejected(String),
-    /// It may have done it, and is not to be asked again.
-    Panicked(String),
-    /// It may have done it, and may not fail the next time.
+    /// It will always.
+    Final(String),
+    /// It may not the next time.
     Passing(BoxError),
 }
 
@@ -231,76 +229,68 @@ where
             Ok(name) => [name],
             Err(error) => return self.bury(job, &error.to_string()).await,
         };
-        let version = match job.tried.stored {
-            Some(version) => version,
+        // An attempt that is given up may have been done, or one before it, and then what is cached is old: nobody else will say that.
+        let (version, given_up) = match job.tried.stored {
+            Some(version) => (version, None),
             // Before the commit, so that no crash leaves a row that the filter does not know of.
             None if inner.announce(&name).await.is_err() => return Outcome::Failed(Failed::Other),
             None => match self.store(&key, value.as_ref(), job).await {
-                Ok(version) => version,
-                Err(Failure::Rejected(why)) if job.tried.refused == 0 => {
-                    return self.bury(job, &why).await;
-                }
-                Err(Failure::Rejected(why) | Failure::Panicked(why)) => {
-                    return self.give_up(&key, &name, job, &why).await;
-                }
-                Err(Failure::Passing(error)) => {
-                    return self.refused(&key, &name, job, &*error).await;
-                }
+                Ok(version) => (version, None),
+                Err(Failure::Final(why)) => (0, Some(why)),
+                Err(Failure::Passing(error)) => match self.refused(job, &*error) {
+                    Some(why) => (0, Some(why)),
+                    None => return Outcome::Failed(Failed::Database),
+                },
             },
         };
         // Apart, because whose turn is over stops where he stands: a key that is invalidated and not loaded again is missed by those
         // who read only the cache, and nobody comes back to it who has done this write long ago.
         let (answer, told) = oneshot::channel();
         tokio::spawn(Arc::clone(self).tell_all(key, name, version, job.clone(), answer));
-        let loaded = match told.await.unwrap_or(Err(Failed::Untold(version))) {
-            Ok(loaded) => loaded,
-            Err(why) => return Outcome::Failed(why),
+        let loaded = match (told.await.unwrap_or(Err(Failed::Untold(version))), &given_up) {
+            (Ok(loaded), _) => loaded,
+            // A letter keeps nobody waiting until its key is cached.
+            (Err(Failed::Unloaded(_)), Some(_)) => false,
+            (Err(_), Some(_)) => return Outcome::Failed(Failed::Database),
+            (Err(why), None) => return Outcome::Failed(why),
         };
+        let outcome = match given_up {
+            Some(why) => self.bury(job, &why).await,
+            None => self.done(job, version, loaded).await,
+        };
+        if matches!(outcome, Outcome::Done(_)) && self.tell == Tell::Refresh && !loaded {
+            self.counters.not_refreshed.add();
+        }
+        outcome
+    }
+
+    /// It is in the database, and the cache was told.
+    async fn done(&self, job: &Job, version: u64, loaded: bool) -> Outcome {
         match self.queue.done(&job.queued).await {
             Ok(()) => {
                 self.counters.applied.add();
-                if self.tell == Tell::Refresh && !loaded {
-                    self.counters.not_refreshed.add();
-                }
                 Outcome::Done(loaded)
             }
             Err(error) => {
-                inner.store_failed("a write that was applied", &error);
+                self.inner().store_failed("a write that was applied", &error);
                 Outcome::Failed(Failed::Stored(version, loaded))
             }
         }
     }
 
-    /// The database has refused it, this time.
-    async fn refused(
+    /// The database has refused it, this time; why it is given up, if it is.
+    fn refused(
         &self,
-        key: &K,
-        name: &[String; 1],
         job: &Job,
         error: &(dyn std::error::Error + Send + Sync + 'static),
-    ) -> Outcome {
+    ) -> Option<String> {
         self.counters.retries.add();
         if self.attempts.is_some_and(|most| job.tried.refused + 1 >= most) {
-            return self.give_up(key, name, job, &reason(error)).await;
+            return Some(reason(error));
         }
         let (order, attempt) = (job.queued.order, job.attempt());
         tracing::warn!(%error, %order, attempt, "a write was not applied, and is tried again");
-        Outcome::Failed(Failed::Database)
-    }
-
-    /// The database may have done it, although it has not said so: then what is cached is old, and nobody else will say that.
-    async fn give_up(&self, key: &K, name: &[String; 1], job: &Job, why: &str) -> Outcome {
-        if self.tell != Tell::Nobody {
-            if self.inner().invalidate_names(name, 0).await.is_err() {
-                return Outcome::Failed(Failed::Database);
-            }
-            if self.tell == Tell::Refresh
-                && !matches!(self.cache.load_into_store(key).await, Ok(true))
-            {
-                self.counters.not_refreshed.add();
-            }
-        }
-        self.bury(job, why).await
+        None
     }
 
     /// Tells the cache. Whose turn is over meanwhile goes on himself, for as long as those who have their turn.
@@ -315,10 +305,16 @@ where
         let told = self.tell(&key, &name, version, &job).await;
         let Err(mut told) = answer.send(told) else { return };
         let (mut pause, end) = (PAUSES.0, Instant::now() + PATIENCE);
-        while told.is_err() && Instant::now() < end {
+        while let Err(why) = told
+            && Instant::now() < end
+        {
             sleep(pause).await;
             pause = (pause * 2).min(PAUSES.1);
-            told = self.tell(&key, &name, version, &job).await;
+            told = match why {
+                // What was told may be cached again by who has the turn now.
+                Failed::Unloaded(_) => self.load_again(&key, version, &job).await,
+                _ => self.tell(&key, &name, version, &job).await,
+            };
         }
         if self.tell == Tell::Refresh && told != Ok(true) {
             self.counters.not_refreshed.add();
@@ -341,9 +337,14 @@ where
             Tell::Invalidate | Tell::Refresh => inner.invalidate_names(name, version).await,
         };
         told.map_err(|_| Failed::Untold(version))?;
-        if self.tell != Tell::Refresh {
-            return Ok(false);
+        if self.tell == Tell::Refresh {
+            self.load_again(key, version, job).await
+        } else {
+            Ok(false)
         }
+    }
+
+    async fn load_again(&self, key: &K, version: u64, job: &Job) -> Result<bool, Failed> {
         // Loaded, and not set to what was written: if this came late, the database has something newer.
         let loaded = self.cache.load_into_store(key).await;
         if matches!(loaded, Ok(true)) {
@@ -366,10 +367,10 @@ where
         let storing = AssertUnwindSafe(storing).catch_unwind();
         match timeout(self.inner().settings.timeout, storing).await {
             Ok(Ok(Ok(version))) => Ok(version),
-            Ok(Ok(Err(error))) if Rejected::is(&*error) => Err(Failure::Rejected(reason(&*error))),
+            Ok(Ok(Err(error))) if Rejected::is(&*error) => Err(Failure::Final(reason(&*error))),
             Ok(Ok(Err(error))) => Err(Failure::Passing(error)),
             Ok(Err(panic)) => {
-                Err(Failure::Panicked(format!("the database panicked: {}", message(&*panic))))
+                Err(Failure::Final(format!("the database panicked: {}", message(&*panic))))
             }
             Err(late) => Err(Failure::Passing(late.into())),
         }

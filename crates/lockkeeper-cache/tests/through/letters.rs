@@ -171,9 +171,34 @@ async fn what_is_given_up_without_an_answer_is_told_to_the_cache() {
     let _second = write(&through, 1, "b").await;
     drain(&through).await;
     assert_eq!((through.stats().buried, fake.get(1).as_deref()), (1, Some("b")));
-    let read = through.get(&1).await.unwrap().unwrap();
-    assert_eq!(read.value.as_deref().map(String::as_str), Some("b"));
+    assert_eq!(cached(&through).await.as_deref(), Some("b"));
     consumer.stop().await;
+}
+
+/// Of the attempt of another consumer nothing is known.
+#[tokio::test]
+async fn what_is_rejected_after_it_was_done_is_told_to_the_cache() {
+    let server = server::redis(&[]).await;
+    let fake = Fake::default();
+    let through = through(&server, &fake).await;
+    let consumer = through.consume();
+    let first = write(&through, 1, "a").await;
+    applied(&through, first).await;
+    fake.is(1, Fault::Silent);
+    let _second = write(&through, 1, "b").await;
+    eventually("it is done", async || fake.get(1).as_deref() == Some("b")).await;
+    consumer.stop().await;
+    assert_eq!(cached(&through).await.as_deref(), Some("a"), "nobody has said so");
+    fake.is(1, Fault::Rejects);
+    let consumer = through.consume();
+    drain(&through).await;
+    assert_eq!((through.stats().buried, through.stats().not_refreshed), (1, 0));
+    assert_eq!(cached(&through).await.as_deref(), Some("b"));
+    consumer.stop().await;
+}
+
+async fn cached(through: &Through<u32, String>) -> Option<String> {
+    through.get(&1).await.unwrap().unwrap().value.as_deref().cloned()
 }
 
 #[tokio::test]
