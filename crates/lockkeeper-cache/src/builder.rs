@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
 use tokio_util::task::TaskTracker;
 
@@ -232,6 +233,7 @@ impl Builder {
             flights,
             looks: Looks::default(),
             tasks,
+            home: Handle::try_current().ok().map(|runtime| runtime.id()),
             debt,
             unfiltered,
             first,

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use futures_util::future::{BoxFuture, join, join_all};
 use lockkeeper::clock::Instant;
+use tokio::runtime;
 use tokio::sync::Semaphore;
 use tokio::time::sleep;
 use tokio_util::task::TaskTracker;
@@ -69,6 +70,8 @@ pub(crate) struct Inner<K, V> {
     pub(crate) looks: Looks,
     /// Loads, fills and leases that are given back; closed, so that it can be waited for at any time.
     pub(crate) tasks: TaskTracker,
+    /// The runtime in which this was built, if it was in one.
+    pub(crate) home: Option<runtime::Id>,
     pub(crate) debt: Debt,
     pub(crate) unfiltered: Debt,
     pub(crate) first: OnceLock<Box<dyn Level<K, V>>>,
@@ -304,8 +307,8 @@ where
     /// Waits until nothing is under way here that reads have begun: no load, and no fill without an answer. To be called by
     /// who has made the last read and is about to end, and by tests. Not for invalidations: who calls these waits for them.
     ///
-    /// A read has its value when the fill is handed to the connection. A process that ends in that very moment may not have
-    /// sent it: then others wait until the [lease](Builder::lease) of that load is over. Nothing is under way for longer than
+    /// A read has its value when the fill is handed to the connection, or answered where it is read in another runtime than that in
+    /// which the cache was built. A process, or a runtime, that ends in that very moment may not have sent it: then others wait until the [lease](Builder::lease) of that load is over. Nothing is under way for longer than
     /// three times the [`timeout`](Builder::timeout), as long as the runtimes run that have read; where others go on to
     /// read, this may wait as long as they do. Never to be called by a loader, which would wait for itself.
     ///

@@ -188,6 +188,27 @@ async fn a_load_that_fails_waits_for_nobody() {
     assert_eq!(client.cache.stats().waits, 0);
 }
 
+/// The connection is in another one, and goes on.
+#[tokio::test]
+async fn what_was_loaded_in_a_runtime_that_ends_is_cached() {
+    let server = server::redis(&[]).await;
+    let store = Redis::connect(&format!("redis://{}", server.address())).await.unwrap();
+    let loader = async |key: usize| Ok::<_, Error>(Loaded::found(key));
+    let cache = Cache::builder(store).namespace("cache").timeout(LONG).build(loader).unwrap();
+    let keys: Vec<usize> = (0..20).collect();
+    for key in keys.clone() {
+        let cache = cache.clone();
+        let read = move || {
+            let runtime = Runtime::new_current_thread().enable_all().build().unwrap();
+            runtime.block_on(cache.get(&key)).unwrap();
+        };
+        spawn_blocking(read).await.unwrap();
+    }
+    cache.get_many(&keys).await.unwrap();
+    let stats = cache.stats();
+    assert_eq!((stats.fills, stats.hits, stats.waits), (20, 20, 0));
+}
+
 /// Nobody has to wait for the end of a lease that is left behind.
 #[tokio::test]
 async fn who_is_idle_may_end() {
