@@ -210,8 +210,7 @@ where
             None => None,
         };
         let database = inner.guards.breaker().map(|gate| gate.phase());
-        let store =
-            if inner.guards.store.is_up() { Phase::Closed } else { inner.guards.store.phase() };
+        let store = inner.guards.store.phase();
         let mut read = inner.outlook(&seen, inner.debt.has(&name), store);
         if read == Outlook::Down && inner.stale_copy(key, Freshness::Any).is_some() {
             read = Outlook::Stale;

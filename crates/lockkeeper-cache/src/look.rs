@@ -84,7 +84,8 @@ where
     /// What the store has under a key, as of now or later.
     pub(crate) async fn look(self: &Arc<Self>, name: &str) -> store::Result<Seen> {
         let one = OneMore::of(&self.looks.under_way);
-        if one.before < FEW {
+        // Of several stores one may hang, and is not to hold up who waits for others.
+        if one.before < FEW || self.store.leaves_alone() {
             return self.look_alone(name).await;
         }
         // Apart, because it is rare where there is time, and large.

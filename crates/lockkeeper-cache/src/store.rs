@@ -54,6 +54,12 @@ pub trait Store: Debug + Send + Sync {
         None
     }
 
+    /// Whether it is several, and leaves alone by itself what of it does not answer, which is [`Seen::Down`] then. `false`, which is
+    /// the default: the cache leaves the whole of it alone, and sends looks for several keys together where there are many.
+    fn leaves_alone(&self) -> bool {
+        false
+    }
+
     /// See [`begin`](crate::entry::begin). The ticket must never have been sent before.
     async fn begin(
         &self,

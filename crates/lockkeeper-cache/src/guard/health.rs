@@ -1,4 +1,4 @@
-//! Whether the store answers, or the filter.
+//! Whether a store answers, or a filter.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
@@ -19,7 +19,7 @@ const SLOW: Duration = Duration::from_millis(100);
 /// While all is well it costs a look at one number, and no lock: every hit passes here.
 #[derive(Debug)]
 pub(crate) struct Health {
-    what: &'static str,
+    what: String,
     streak: AtomicU32,
     /// When the last failure was noticed. What was asked before says nothing new: one stop of a second is one failure,
     /// however many looks it held up.
@@ -39,12 +39,13 @@ pub(crate) struct Look<'a> {
 }
 
 impl Health {
-    pub(crate) fn new(what: &'static str) -> Self {
+    pub(crate) fn new(what: impl Into<String>) -> Self {
         let (open, open_longest) = OPEN;
         let policy =
             Policy { calls: 1, open, open_longest, probe: 4 * OPEN.0, ..Policy::default() };
         let [failed, waited, counted] = [0; 3].map(AtomicU64::new);
-        Self { what, streak: AtomicU32::new(0), failed, waited, counted, gate: Gate::new(policy) }
+        let (what, streak, gate) = (what.into(), AtomicU32::new(0), Gate::new(policy));
+        Self { what, streak, failed, waited, counted, gate }
     }
 
     /// Asks to look.
@@ -53,12 +54,12 @@ impl Health {
         Ok(Look { health: self, pass, since: Instant::now(), answered: false })
     }
 
-    pub(crate) fn is_up(&self) -> bool {
+    fn is_up(&self) -> bool {
         self.streak.load(Ordering::Relaxed) < STREAK
     }
 
     pub(crate) fn phase(&self) -> Phase {
-        self.gate.phase()
+        if self.is_up() { Phase::Closed } else { self.gate.phase() }
     }
 
     /// When it is worth asking again.

@@ -14,13 +14,14 @@ use crate::entry::{Begun, Filled, Invalidation, Millis, Settled, Ticket, Value};
 use crate::error::StoreError;
 use crate::first::Watch;
 use crate::group::{Group, GroupError};
+use crate::guard::health::Health;
 
 /// Several stores, each with its share of the keys; one that is down is down alone.
 ///
 /// # How it works
 ///
 /// A key belongs to one of them by a hash of the key and their names, up or down (see [`group`](crate::group)). Each
-/// is left alone for a while when it does not answer; what reads of its keys get then is for
+/// is left alone for a while when it does not answer, whatever patience those have who ask; what reads of its keys get then is for
 /// [`when_down`](crate::Builder::when_down) to say. The others notice nothing.
 ///
 /// ```
@@ -54,9 +55,15 @@ use crate::group::{Group, GroupError};
 ///
 /// # Cost
 ///
-/// A hash for each key. Many keys take one round trip to each store, all at the same time.
+/// A hash for each key. Many keys take one round trip to each store, all at the same time, and have their answer together. Reads of
+/// one key each have a round trip of their own, however many there are at a time: those of a store that hangs hold up no others.
 pub struct Grouped {
-    group: Group<Arc<dyn Store>>,
+    group: Group<Node>,
+}
+
+struct Node {
+    store: Arc<dyn Store>,
+    health: Health,
 }
 
 impl Grouped {
@@ -68,33 +75,33 @@ impl Grouped {
     pub fn new<N: Into<String>>(
         nodes: impl IntoIterator<Item = (N, Arc<dyn Store>)>,
     ) -> std::result::Result<Self, GroupError> {
-        let (open, open_longest) = (Duration::from_millis(500), Duration::from_secs(5));
-        let policy = Policy {
-            calls: 3,
-            open,
-            open_longest,
-            probe: Duration::from_secs(2),
-            ..Policy::default()
-        };
-        let nodes = nodes.into_iter().map(|(name, node)| (name.into(), node));
-        Ok(Self { group: Group::new(nodes, policy)? })
+        let nodes = nodes.into_iter().map(|(name, store)| {
+            let name = name.into();
+            let health = Health::new(format!("the store {name:?}"));
+            (name, Node { store, health })
+        });
+        Ok(Self { group: Group::new(nodes, Policy::default())? })
     }
 
     /// The names of all, and how they are.
     pub fn phases(&self) -> Vec<(&str, Phase)> {
-        self.group.nodes().map(|(name, _, phase)| (name, phase)).collect()
+        self.group.nodes().map(|(name, node, _)| (name, node.health.phase())).collect()
+    }
+
+    fn stores(&self) -> impl Iterator<Item = (&str, &Arc<dyn Store>)> {
+        self.group.nodes().map(|(name, node, _)| (name, &node.store))
     }
 
     fn of(&self, key: &str) -> &Arc<dyn Store> {
-        self.group.of(key.as_bytes()).1
+        &self.group.of(key.as_bytes()).1.store
     }
 
     /// The keys of each with their places in the list.
     fn parts<'a>(&'a self, keys: &[&'a str]) -> Vec<Part<'a>> {
         let mut parts = IndexMap::<&str, Part<'a>>::new();
         for (at, key) in keys.iter().enumerate() {
-            let (name, store) = self.group.of(key.as_bytes());
-            let none = || Part { store, places: Vec::new(), keys: Vec::new() };
+            let (name, node) = self.group.of(key.as_bytes());
+            let none = || Part { store: &node.store, places: Vec::new(), keys: Vec::new() };
             let part = parts.entry(name).or_insert_with(none);
             part.places.push(at);
             part.keys.push(key);
@@ -109,17 +116,13 @@ impl Grouped {
 
     async fn look(&self, keys: &[&str]) -> Vec<Seen> {
         let first = keys.first().map_or(&[][..], |key| key.as_bytes());
-        if let Ok((node, pass)) = self.group.enter(first) {
-            match node.get(keys).await {
-                Ok(found) => {
-                    pass.succeeded();
-                    return found;
-                }
-                Err(error) => {
-                    pass.failed();
-                    let node = self.group.of(first).0;
-                    tracing::warn!(node, "looking: {error}");
-                }
+        let (name, node) = self.group.of(first);
+        if let Ok(look) = node.health.enter() {
+            let found = node.store.get(keys).await;
+            look.answered(found.is_ok());
+            match found {
+                Ok(found) => return found,
+                Err(error) => tracing::warn!(node = name, "looking: {error}"),
             }
         }
         vec![Seen::Down; keys.len()]
@@ -158,7 +161,11 @@ struct Part<'a> {
 #[async_trait]
 impl Store for Grouped {
     fn now(&self) -> Millis {
-        self.group.nodes().map(|(_, node, _)| node.now()).max().unwrap_or(0)
+        self.stores().map(|(_, store)| store.now()).max().unwrap_or(0)
+    }
+
+    fn leaves_alone(&self) -> bool {
+        true
     }
 
     async fn get(&self, keys: &[&str]) -> Result<Vec<Seen>> {
@@ -242,7 +249,7 @@ impl Store for Grouped {
     }
 
     fn positions(&self) -> Option<&dyn Positions> {
-        let all = self.group.nodes().all(|(_, node, _)| node.positions().is_some());
+        let all = self.stores().all(|(_, store)| store.positions().is_some());
         all.then_some(self as &dyn Positions)
     }
 
@@ -258,18 +265,17 @@ impl Store for Grouped {
 
     /// All of them, or it is no use: what is not heard of one is not known of the whole.
     fn follow(&self, prefix: &str, changes: &Arc<Watch>) -> bool {
-        let parts = changes.split(self.group.nodes().count());
-        self.group.nodes().zip(&parts).all(|((_, node, _), part)| node.follow(prefix, part))
+        let parts = changes.split(self.stores().count());
+        self.stores().zip(&parts).all(|((_, store), part)| store.follow(prefix, part))
     }
 
     /// One after the other. The part is the name of a store, and what that one calls its own.
     async fn list(&self, prefix: &str, from: Cursor) -> Result<Page> {
         let (name, part) = from.part.split_once('\n').unwrap_or_default();
-        let mut nodes =
-            self.group.nodes().skip_while(|(node, ..)| !name.is_empty() && *node != name);
-        let Some((name, node, _)) = nodes.next() else { return Ok(Page::default()) };
-        let page = node.list(prefix, Cursor { part: part.to_owned(), at: from.at }).await?;
-        let next = match (page.next, nodes.next()) {
+        let mut stores = self.stores().skip_while(|(store, _)| !name.is_empty() && *store != name);
+        let Some((name, store)) = stores.next() else { return Ok(Page::default()) };
+        let page = store.list(prefix, Cursor { part: part.to_owned(), at: from.at }).await?;
+        let next = match (page.next, stores.next()) {
             (Some(Cursor { part, at }), _) => Some(Cursor { part: format!("{name}\n{part}"), at }),
             (None, Some((name, ..))) => Some(Cursor { part: format!("{name}\n"), at: 0 }),
             (None, None) => None,

@@ -11,7 +11,7 @@ use lockkeeper_cache::breaker::Policy;
 use lockkeeper_cache::jitter::Jitter;
 use lockkeeper_cache::limit::Limit;
 use lockkeeper_cache::{Cache, Down, Error, Grouped, Loaded, Memory, Store};
-use testkit::wait::{LONG, eventually};
+use testkit::wait::{LONG, eventually, soon};
 
 use crate::broken::Breaking;
 use crate::harness::{Client, Database, value};
@@ -322,6 +322,56 @@ async fn one_of_a_group_that_is_down_is_down_alone() {
     eventually("it is back", async || {
         let loads = source.loads();
         cache.get_many(&keys).await.unwrap();
+        source.loads() == loads
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn one_of_a_group_that_hangs_holds_up_nobody_else() {
+    let stores: Vec<Breaking> = (0..2).map(|_| Breaking::on(Memory::new())).collect();
+    let nodes = ["a", "b"].iter().zip(&stores);
+    let nodes = nodes.map(|(name, store)| (*name, Arc::new(store.clone()) as Arc<dyn Store>));
+    let source = Source::default();
+    let builder = Cache::builder(Grouped::new(nodes).unwrap()).namespace("cache").timeout(LONG);
+    let cache = source.cache(builder);
+    // Of each, as the counts of looks say.
+    let [mut near, mut far] = [Vec::new(), Vec::new()];
+    for key in 0..40 {
+        let looks = stores[1].looks();
+        cache.get(&key).await.unwrap();
+        if stores[1].looks() == looks { near.push(key) } else { far.push(key) }
+    }
+    let loads = source.loads();
+    assert_eq!(loads, 40);
+    stores[1].tell(Some(0));
+    // As many at a time as would go together at one store.
+    let hangs: Vec<_> = far.iter().map(|key| (cache.clone(), *key)).collect();
+    let hangs =
+        hangs.into_iter().map(|(cache, key)| tokio::spawn(async move { cache.get(&key).await }));
+    let hangs: Vec<_> = hangs.collect();
+    let seen = stores[1].looks() + far.len();
+    eventually("they hang", async || stores[1].looks() >= seen).await;
+    for key in &near {
+        soon("a hit", cache.get(key)).await.unwrap();
+    }
+    assert_eq!((source.loads(), cache.stats().bypasses), (loads, 0));
+    hangs.iter().for_each(tokio::task::JoinHandle::abort);
+    // Whoever asks for what is there gives up early, and the others have their turn.
+    eventually("it is left alone", async || {
+        let patience = Duration::from_millis(20);
+        tokio::time::timeout(patience, cache.get(&far[0])).await.is_ok()
+    })
+    .await;
+    let loads = source.loads();
+    for key in &near {
+        soon("a hit", cache.get(key)).await.unwrap();
+    }
+    assert_eq!(source.loads(), loads, "the others are as they were");
+    stores[1].tell(None);
+    eventually("it is asked again", async || {
+        let loads = source.loads();
+        cache.get(&far[0]).await.unwrap();
         source.loads() == loads
     })
     .await;
