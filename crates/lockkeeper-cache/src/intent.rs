@@ -32,7 +32,8 @@ where
     ///
     /// [`Error::Store`](crate::Error::Store): the keys are not cached until the intent ends. If it has ended before the commit, old values may be
     /// there; so they are invalidated in the background, as by [`Cache::invalidate`](crate::Cache::invalidate). Or the
-    /// [filter](crate::Builder::filter) has failed to take them in once more: then it is tried again in the background.
+    /// [filter](crate::Builder::filter) has failed to take them in once more, whatever became of the intent: then it is tried again in
+    /// the background.
     pub async fn settle(self, version: Option<u64>) -> Result<Settled> {
         let Self { inner, names, writer } = self;
         let (keys, how) = (refs(&names), inner.how(version.unwrap_or(0)));
@@ -40,11 +41,7 @@ where
         let settling = inner.changing_or_owe(&names, version.unwrap_or(0), settling);
         // Once more: a filter that was begun since the intent does not have them.
         let (settled, announced) = join(settling, inner.announce_again(&names)).await;
-        match settled? {
-            // Which is worse than that the filter has failed; that is made up for.
-            Settled::Lapsed => Ok(Settled::Lapsed),
-            held => announced.map(|()| held),
-        }
+        settled.and_then(|settled| announced.map(|()| settled))
     }
 }
 
