@@ -15,7 +15,7 @@ use lockkeeper_cache::{
 };
 use parking_lot::Mutex;
 use testkit::server::{self, Server};
-use testkit::wait::{eventually, soon};
+use testkit::wait::{LONG, eventually, soon};
 
 use crate::tables::Names;
 
@@ -223,7 +223,7 @@ async fn a_tag_is_owed_as_a_whole() {
     let fails = Arc::<AtomicBool>::default();
     let load = async |key: u32| Ok::<_, Error>(Loaded::found(key));
     let builder = builder(&server, &fails).await.tags(|_: &u32| vec!["all".to_owned()]);
-    let cache = builder.timeout(Duration::from_secs(2)).build(load).unwrap();
+    let cache = builder.timeout(LONG / 4).build(load).unwrap();
     let keys: Vec<u32> = (0..1200).collect();
     let get_all = async || {
         for some in keys.chunks(100) {

@@ -79,7 +79,7 @@ impl Scene {
 #[tokio::test]
 async fn a_message_that_was_lost_is_counted_and_made_up_for() {
     for versions in [false, true] {
-        let scene = Scene::start(Duration::from_secs(2), versions).await;
+        let scene = Scene::start(Duration::from_secs(5), versions).await;
         let audit = scene.reader.audit(OFTEN, DELAY);
         scene.is_warm().await;
         let stats = scene.reader.stats();

@@ -256,7 +256,7 @@ async fn a_filter_is_loaded_from_the_database_that_it_stands_before() {
     };
     let store = Redis::connect(&format!("redis://{}", server.address())).await.unwrap();
     let builder = Cache::builder(store).namespace("cache").filter(shared(&server).await);
-    let cache = builder.timeout(CASE).build(loader).unwrap();
+    let cache = builder.timeout(CASE).max_loads(64, CASE).build(loader).unwrap();
     let plan = Plan::new(Shape::for_keys(2000, 0.01).unwrap()).settle(Duration::ZERO);
     let ids = || sqlx::query_scalar::<_, i32>("SELECT id FROM filtered").fetch(&pool);
     assert_eq!(cache.load_filter(plan, ids, |_| {}).await.unwrap().keys, 2000);
