@@ -195,8 +195,8 @@ pub struct ThroughStats {
     pub retries: u64,
     /// Writes that became letters.
     pub buried: u64,
-    /// Writes that were applied, or given up, and are not [cached](Tell::Refresh): the value is too large, somebody else writes it, or
-    /// it could not be loaded for ten seconds.
+    /// Writes that were applied, or given up, after which the value is not [cached](Tell::Refresh): it is too large, somebody else
+    /// writes it, or it could not be loaded for ten seconds.
     pub not_refreshed: u64,
 }
 

@@ -77,6 +77,15 @@ enum Outcome {
     Foreign,
 }
 
+/// What the cache is to be told of a write.
+struct Telling<K> {
+    key: K,
+    name: [String; 1],
+    version: u64,
+    job: Job,
+    given_up: bool,
+}
+
 /// How the database failed.
 enum Failure {
     /// It will always.
@@ -244,24 +253,18 @@ where
             },
         };
         // Apart, because whose turn is over stops where he stands: a key that is invalidated and not loaded again is missed by those
-        // who read only the cache, and nobody comes back to it who has done this write long ago.
+        // who read only the cache.
         let (answer, told) = oneshot::channel();
-        tokio::spawn(Arc::clone(self).tell_all(key, name, version, job.clone(), answer));
-        let loaded = match (told.await.unwrap_or(Err(Failed::Untold(version))), &given_up) {
-            (Ok(loaded), _) => loaded,
-            // A letter keeps nobody waiting until its key is cached.
-            (Err(Failed::Unloaded(_)), Some(_)) => false,
-            (Err(_), Some(_)) => return Outcome::Failed(Failed::Database),
-            (Err(why), None) => return Outcome::Failed(why),
-        };
-        let outcome = match given_up {
-            Some(why) => self.bury(job, &why).await,
-            None => self.done(job, version, loaded).await,
-        };
-        if matches!(outcome, Outcome::Done(_)) && self.tell == Tell::Refresh && !loaded {
-            self.counters.not_refreshed.add();
+        let telling =
+            Telling { key, name, version, job: job.clone(), given_up: given_up.is_some() };
+        tokio::spawn(Arc::clone(self).tell_all(telling, answer));
+        let told = told.await.unwrap_or(Err(Failed::Untold(version)));
+        match (given_up, told) {
+            // What the cache was not told it is owed, and what is not loaded yet is tried again: a letter need not wait for that.
+            (Some(why), _) => self.bury(job, &why).await,
+            (None, Ok(loaded)) => self.done(job, version, loaded).await,
+            (None, Err(why)) => Outcome::Failed(why),
         }
-        outcome
     }
 
     /// It is in the database, and the cache was told.
@@ -269,6 +272,9 @@ where
         match self.queue.done(&job.queued).await {
             Ok(()) => {
                 self.counters.applied.add();
+                if self.tell == Tell::Refresh && !loaded {
+                    self.counters.not_refreshed.add();
+                }
                 Outcome::Done(loaded)
             }
             Err(error) => {
@@ -293,17 +299,18 @@ where
         None
     }
 
-    /// Tells the cache. Whose turn is over meanwhile goes on himself, for as long as those who have their turn.
+    /// Tells the cache. Nobody comes back to a write that is given up, nor to one of somebody whose turn is over: then it goes on by
+    /// itself, for as long as a write that has its turn.
     async fn tell_all(
         self: Arc<Self>,
-        key: K,
-        name: [String; 1],
-        version: u64,
-        job: Job,
+        telling: Telling<K>,
         answer: oneshot::Sender<Result<bool, Failed>>,
     ) {
-        let told = self.tell(&key, &name, version, &job).await;
-        let Err(mut told) = answer.send(told) else { return };
+        let Telling { version, ref job, .. } = telling;
+        let mut told = self.tell(&telling).await;
+        if answer.send(told).is_ok() && !telling.given_up {
+            return;
+        }
         let (mut pause, end) = (PAUSES.0, Instant::now() + PATIENCE);
         while let Err(why) = told
             && Instant::now() < end
@@ -312,8 +319,8 @@ where
             pause = (pause * 2).min(PAUSES.1);
             told = match why {
                 // What was told may be cached again by who has the turn now.
-                Failed::Unloaded(_) => self.load_again(&key, version, &job).await,
-                _ => self.tell(&key, &name, version, &job).await,
+                Failed::Unloaded(_) => self.load_again(&telling.key, version, job).await,
+                _ => self.tell(&telling).await,
             };
         }
         if self.tell == Tell::Refresh && told != Ok(true) {
@@ -323,22 +330,16 @@ where
 
     /// Tells the cache that it was written. Only then does the write leave the queue: whoever dies before has it done again. Whether
     /// it was loaded again.
-    async fn tell(
-        &self,
-        key: &K,
-        name: &[String; 1],
-        version: u64,
-        job: &Job,
-    ) -> Result<bool, Failed> {
-        let inner = self.inner();
+    async fn tell(&self, telling: &Telling<K>) -> Result<bool, Failed> {
+        let (inner, Telling { key, name, version, job, .. }) = (self.inner(), telling);
         let told = match self.tell {
             // A filter that was begun since the write was announced does not have it.
             Tell::Nobody => inner.announce(name).await,
-            Tell::Invalidate | Tell::Refresh => inner.invalidate_names(name, version).await,
+            Tell::Invalidate | Tell::Refresh => inner.invalidate_names(name, *version).await,
         };
-        told.map_err(|_| Failed::Untold(version))?;
+        told.map_err(|_| Failed::Untold(*version))?;
         if self.tell == Tell::Refresh {
-            self.load_again(key, version, job).await
+            self.load_again(key, *version, job).await
         } else {
             Ok(false)
         }

@@ -243,6 +243,7 @@ async fn whose_turn_is_over_still_caches_what_was_taken_away() {
     far.kill();
     // It does not end before that load, unless its turn does.
     soon("its turn is over", consumer.stop()).await;
+    let told = through.cache().stats().invalidations;
     load.send(true).unwrap();
     soon("it is loaded once more", loads.recv()).await.unwrap().send(false).unwrap();
     let cached = async || match through.get(&1).await.unwrap() {
@@ -250,7 +251,7 @@ async fn whose_turn_is_over_still_caches_what_was_taken_away() {
         None => false,
     };
     eventually("it is cached", cached).await;
-    assert_eq!((through.stats().not_refreshed, through.cache().stats().invalidations), (0, 1));
+    assert_eq!((through.stats().not_refreshed, through.cache().stats().invalidations), (0, told));
 }
 
 /// For readers it is there a little later or not at all.
