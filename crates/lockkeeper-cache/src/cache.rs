@@ -228,7 +228,7 @@ where
                 seen => seen.cloned().unwrap_or(Seen::Down),
             };
             let next = self.inner.decide(key, name, Freshness::Any, turn, (seen, owed[at]));
-            self.inner.by(deadline, self.inner.get_anew(key, name, Freshness::Any, turn, next))
+            self.inner.get_anew(key, name, Freshness::Any, turn, next, deadline)
         });
         let reads = join_all(reads).await;
         for (((at, key), mark), read) in missing.into_iter().zip(marks).zip(reads) {
@@ -307,8 +307,8 @@ where
     /// Waits until nothing is under way here that reads have begun: no load, and no fill without an answer. To be called by
     /// who has made the last read and is about to end, and by tests. Not for invalidations: who calls these waits for them.
     ///
-    /// A read has its value when the fill is handed to the connection, or answered where it is read in another runtime than that in
-    /// which the cache was built. A process, or a runtime, that ends in that very moment may not have sent it: then others wait until the [lease](Builder::lease) of that load is over. Nothing is under way for longer than
+    /// A read has its value when the fill is handed to the connection; in another runtime than the one in which the cache was built,
+    /// if it was in one, when it is answered. A process, or a runtime, that ends in that very moment may not have sent it: then others wait until the [lease](Builder::lease) of that load is over. Nothing is under way for longer than
     /// three times the [`timeout`](Builder::timeout), as long as the runtimes run that have read; where others go on to
     /// read, this may wait as long as they do. Never to be called by a loader, which would wait for itself.
     ///

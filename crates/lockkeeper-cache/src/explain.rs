@@ -32,7 +32,7 @@ pub struct Explanation {
     pub read: Outlook,
     /// What the filter says; `None`: there is none.
     pub filter: Option<Verdict>,
-    /// Whether the store is left alone.
+    /// Whether the store is left alone. As a whole: which stores of a group are, [`Grouped::phases`](crate::Grouped::phases) says.
     pub store: Phase,
     /// Whether the database is; `None`: there is no breaker.
     pub database: Option<Phase>,

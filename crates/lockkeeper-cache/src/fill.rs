@@ -6,7 +6,8 @@
 //!
 //! Who reads the key next most often finds the value. If not, because he asks in another process, or because the connection
 //! was lost meanwhile, he sees the lease, and looks again after a moment. Who reads in another runtime than the one in which the
-//! cache was built does wait for the answer.
+//! cache was built does wait for the answer: it is not the connection's turn next there, as a rule, and a runtime that ends with
+//! the read would take along what is not sent yet.
 //!
 //! Whose work is not done before the value is there waits for the flight of the load, which knows ([`Fill`]).
 
@@ -125,11 +126,6 @@ where
 {
     /// Begins the end of a load, and goes on with it in a task of its own.
     async fn end(&self, mut ending: BoxFuture<'static, ()>) {
-        // In another runtime than the one where the connection is, as a rule, it is not the connection's turn next; and a
-        // runtime that ends with the read would take along what is not sent yet.
-        if Handle::try_current().ok().map(|runtime| runtime.id()) != self.home {
-            return ending.await;
-        }
         if poll!(&mut ending).is_pending() {
             self.tasks.spawn(ending);
             // Now the connection has its turn, and writes: who ends when he has his value would else leave the

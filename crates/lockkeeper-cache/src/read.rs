@@ -5,6 +5,7 @@ use std::fmt::Display;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::runtime::Handle;
 use tokio::time::{Instant, timeout_at};
 
 use crate::cache::{Cache, Inner, Read, Source, Verdict};
@@ -109,10 +110,7 @@ where
         let read = match inner.decide(key, &name, freshness, turn, seen) {
             Next::Done(done) => done?,
             // Apart, because it is rare beside hits, and large.
-            next => {
-                let getting = inner.get_anew(key, &name, freshness, turn, next);
-                Box::pin(inner.by(deadline, getting)).await?
-            }
+            next => Box::pin(inner.get_anew(key, &name, freshness, turn, next, deadline)).await?,
         };
         inner.first_put(key, &read, mark);
         Ok(read)
@@ -239,16 +237,31 @@ where
         freshness: Freshness,
         turn: Turn,
         next: Next<V>,
+        deadline: Instant,
     ) -> Result<Read<V>> {
         let (plan, shown) = match next {
             Next::Done(done) => return done,
-            Next::Bypass => return self.bypass(key, None).await,
+            Next::Bypass => return self.by(deadline, self.bypass(key, None)).await,
             Next::Get(plan, shown) => (plan, shown),
         };
         let flight = self.flight(key, name, turn, plan, shown);
-        let waited = self.settings.timeout;
-        let read = flight.outcome().await.unwrap_or(Err(Error::Timeout { waited }))?;
-        self.satisfy(key, freshness, read, flight.is_after(turn)).await
+        let getting = async {
+            let waited = self.settings.timeout;
+            let read = flight.outcome().await.unwrap_or(Err(Error::Timeout { waited }))?;
+            self.satisfy(key, freshness, read, flight.is_after(turn)).await
+        };
+        let read = self.by(deadline, getting).await?;
+        if !self.is_home() {
+            // See `fill`. However it ends, and if it does not: the value is as good.
+            let _ = timeout_at(deadline, flight.filled()).await;
+        }
+        Ok(read)
+    }
+
+    /// Whether this is the runtime in which the cache was built.
+    fn is_home(&self) -> bool {
+        let here = Handle::try_current().ok().map(|runtime| runtime.id());
+        here.is_some() && here == self.home
     }
 
     /// One that is under way and will do, or a new one.
