@@ -52,7 +52,7 @@ struct List {
 
 /// The look for a list, once it is sent: what is under each of its names.
 #[derive(Debug, Default)]
-struct Look(OnceLock<Shared<BoxFuture<'static, Arc<[Seen]>>>>);
+struct Look(OnceLock<Shared<BoxFuture<'static, Arc<Vec<Seen>>>>>);
 
 impl Default for List {
     fn default() -> Self {
@@ -117,7 +117,7 @@ where
         let looking = async move {
             let names: Vec<&str> = names.iter().map(|name| &**name).collect();
             let looked = timeout(inner.settings.timeout, inner.look_many(&names)).await;
-            looked.ok().and_then(Result::ok).unwrap_or_default().into()
+            Arc::new(looked.ok().and_then(Result::ok).unwrap_or_default())
         };
         // It is new.
         let _ = look.0.set(looking.boxed().shared());

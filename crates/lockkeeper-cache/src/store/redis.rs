@@ -7,6 +7,7 @@ mod positions;
 mod queue;
 mod servers;
 
+use std::borrow::Cow;
 use std::fmt;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, LazyLock, Weak};
@@ -166,7 +167,7 @@ impl Redis {
         self.servers.ask(key, command).await.map_err(failed)
     }
 
-    fn key(&self, key: &str) -> String {
+    fn key<'a>(&self, key: &'a str) -> Cow<'a, str> {
         self.servers.key(key)
     }
 
@@ -204,7 +205,7 @@ impl Redis {
         keys: &[&str],
         args: &[&[u8]],
     ) -> Result<Vec<Vec<Reply>>> {
-        let keys: Vec<String> = keys.iter().map(|key| self.key(key)).collect();
+        let keys: Vec<_> = keys.iter().map(|key| self.key(key)).collect();
         let parts = self.parts(&keys);
         let runs = parts.iter().map(|(_, part)| self.run(script, part, args));
         // All of them, also when one fails: each is worth something.
@@ -219,9 +220,13 @@ impl Redis {
     }
 
     async fn get_many(&self, keys: &[&str]) -> Result<Vec<Seen>> {
-        let keys: Vec<String> = keys.iter().map(|key| self.key(key)).collect();
-        let mut found = vec![Seen::Down; keys.len()];
+        let keys: Vec<_> = keys.iter().map(|key| self.key(key)).collect();
         let parts = self.parts(&keys);
+        // As it is without a cluster, and then there is nothing to put together.
+        if let [(_, part)] = &parts[..] {
+            return self.look(part).await;
+        }
+        let mut found = vec![Seen::Down; keys.len()];
         let looks = join_all(parts.iter().map(|(_, part)| self.look(part))).await;
         let (mut answered, mut failed) = (parts.is_empty(), None);
         for ((places, _), look) in parts.iter().zip(looks) {
@@ -244,10 +249,16 @@ impl Redis {
     }
 
     /// Keys that may be in one command, with the place of each in the list.
-    fn parts<'a>(&self, keys: &'a [String]) -> Vec<(Vec<usize>, Vec<&'a str>)> {
+    fn parts<'a>(&self, keys: &'a [Cow<'_, str>]) -> Vec<(Vec<usize>, Vec<&'a str>)> {
+        let place = |key: &Cow<'_, str>| self.servers.keyspace.place(key);
+        if let [first, rest @ ..] = keys
+            && rest.iter().all(|key| place(key) == place(first))
+        {
+            return vec![((0..keys.len()).collect(), keys.iter().map(|key| &**key).collect())];
+        }
         let mut parts: indexmap::IndexMap<u16, (Vec<usize>, Vec<&'a str>)> = Default::default();
         for (at, key) in keys.iter().enumerate() {
-            let part = parts.entry(self.servers.keyspace.place(key)).or_default();
+            let part = parts.entry(place(key)).or_default();
             part.0.push(at);
             part.1.push(key);
         }
@@ -311,16 +322,8 @@ impl Store for Redis {
     }
 
     async fn get_one(&self, key: &str) -> Result<Seen> {
-        let prefixed;
-        let key = match self.servers.keyspace.prefix() {
-            "" => key,
-            _ => {
-                prefixed = self.key(key);
-                &prefixed
-            }
-        };
-        let mut get = redis::cmd("GET");
-        match self.servers.ask::<Option<Vec<u8>>>(key, get.arg(key)).await {
+        let (key, mut get) = (self.key(key), redis::cmd("GET"));
+        match self.servers.ask::<Option<Vec<u8>>>(&key, get.arg(&*key)).await {
             Ok((bytes, by)) => Ok(seen(bytes, by)),
             // Of this key it says nothing, and of the server not that it is down.
             Err(error) if is_of_others(&error) => Ok(Seen::Unreadable),
@@ -417,7 +420,7 @@ impl Store for Redis {
         how: Invalidation,
     ) -> Result<Vec<bool>> {
         let (_, floor_ms, keep_ms) = words(how);
-        let keys: Vec<String> = updates.iter().map(|(key, ..)| self.key(key)).collect();
+        let keys: Vec<_> = updates.iter().map(|(key, ..)| self.key(key)).collect();
         let parts = self.parts(&keys).into_iter().map(|(places, part)| {
             let each = places.iter().flat_map(|at| {
                 let (_, value, ttl) = updates[*at];

@@ -25,7 +25,7 @@ pub(super) struct Place {
 
 impl Place {
     pub(super) fn new(servers: Arc<Servers>, name: &str) -> Self {
-        let key = |part| servers.key(&format!("lockkeeper-filter:{{{name}}}:{part}"));
+        let key = |part| servers.key(&format!("lockkeeper-filter:{{{name}}}:{part}")).into_owned();
         let keys = Arc::new(["head", "a", "b", "upload"].map(key));
         Self { servers, keys }
     }

@@ -62,7 +62,7 @@ impl Changes for Redis {
     ) -> Result<Option<Order>> {
         let (entry, most) = (Entry::Value(value.clone()).encode(), most.to_string());
         let keys = [self.key(log), self.key(key)];
-        let keys = keys.each_ref().map(String::as_str);
+        let keys = keys.each_ref().map(|key| &**key);
         let reply = self.run(&APPEND, &keys, &[most.as_bytes(), key.as_bytes(), &entry]).await?;
         match &reply[..] {
             [_] => Ok(None),
@@ -93,7 +93,7 @@ impl Changes for Redis {
 
     async fn applied(&self, log: &str, change: &Change, version: u64, ttl: Duration) -> Result<()> {
         let keys = [self.key(log), self.key(&change.key)];
-        let keys = keys.each_ref().map(String::as_str);
+        let keys = keys.each_ref().map(|key| &**key);
         let (id, ttl) = (id(change.order), text(millis(ttl)));
         let (fill, version) = (change.fill().to_bytes(), version.to_be_bytes());
         self.run(&APPLIED, &keys, &[id.as_bytes(), &fill, &version, &ttl]).await.map(|_| ())

@@ -12,7 +12,7 @@ use crate::store::positions::{Claim, Positions};
 
 impl Redis {
     fn record(&self, follower: &str) -> String {
-        self.key(&format!("!cdc:{follower}"))
+        self.key(&format!("!cdc:{follower}")).into_owned()
     }
 }
 

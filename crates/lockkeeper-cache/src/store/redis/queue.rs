@@ -84,12 +84,12 @@ impl RedisQueue {
     /// The keys of the queue, its letters, which writes are letters, and which ids wait.
     fn keys(&self) -> [String; 4] {
         let parts = ["", "!letters", "!buried", "!waiting"];
-        parts.map(|part| self.redis.key(&format!("{}{part}", self.log)))
+        parts.map(|part| self.redis.key(&format!("{}{part}", self.log)).into_owned())
     }
 
     /// Where it is remembered that there was a write with this id.
     fn id_key(&self, id: &str) -> String {
-        self.redis.key(&format!("{}!id:{id}", self.log))
+        self.redis.key(&format!("{}!id:{id}", self.log)).into_owned()
     }
 
     fn remembered(&self) -> Vec<u8> {

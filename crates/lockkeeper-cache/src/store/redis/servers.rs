@@ -3,6 +3,7 @@
 use lockkeeper::backend::redis::keyspace::Keyspace;
 use lockkeeper::{Result, Url};
 use redis::{Cmd, FromRedisValue, Script};
+use std::borrow::Cow;
 
 /// What all write who do not care which server they write to.
 const NOBODY: u64 = 0;
@@ -22,8 +23,11 @@ impl Servers {
     }
 
     /// With what the URL wants all keys to begin with.
-    pub(crate) fn key(&self, key: &str) -> String {
-        format!("{}{key}", self.keyspace.prefix())
+    pub(crate) fn key<'a>(&self, key: &'a str) -> Cow<'a, str> {
+        match self.keyspace.prefix() {
+            "" => Cow::Borrowed(key),
+            prefix => Cow::Owned(format!("{prefix}{key}")),
+        }
     }
 
     /// An answer, and the server that gave it; [`NOBODY`] where it does not matter.
