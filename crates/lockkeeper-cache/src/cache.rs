@@ -308,9 +308,10 @@ where
     /// who has made the last read and is about to end, and by tests. Not for invalidations: who calls these waits for them.
     ///
     /// A read has its value when the fill is handed to the connection; in another runtime than the one in which the cache was built,
-    /// if it was in one, when it is answered. A process, or a runtime, that ends in that very moment may not have sent it: then others wait until the [lease](Builder::lease) of that load is over. Nothing is under way for longer than
-    /// three times the [`timeout`](Builder::timeout), as long as the runtimes run that have read; where others go on to
-    /// read, this may wait as long as they do. Never to be called by a loader, which would wait for itself.
+    /// if it was in one, when it is answered. A process, or a runtime, that ends in that very moment may not have sent it: then
+    /// others wait until the [lease](Builder::lease) of that load is over. Nothing is under way for longer than three times the
+    /// [`timeout`](Builder::timeout), as long as the runtimes run that have read; where others go on to read, this may wait as
+    /// long as they do. Never to be called by a loader, which would wait for itself.
     ///
     /// ```
     /// # #[tokio::main]

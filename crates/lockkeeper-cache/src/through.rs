@@ -49,9 +49,10 @@
 //! [time](crate::Builder::timeout) that it has is over.
 //!
 //! *Only the cache*: who reads it alone finds nothing where nothing was [loaded](Through::preload) or written, where a value
-//! has ended ([`ttl`](crate::Builder::ttl)), for a moment after each write, where what was written is too large for the cache, where a consumer that was paused
-//! told the cache once more and lost its turn before it could load a value without a version, and where what was written could not be loaded for ten seconds after the first attempt: with the attempt that ends then, no write waits in the queue for
-//! longer because of that ([`ThroughStats::not_refreshed`]).
+//! has ended ([`ttl`](crate::Builder::ttl)), for a moment after each write, where what was written is too large for
+//! the cache, where a consumer that was paused told the cache once more and lost its turn before it could load a value without a
+//! version, and where what was written could not be loaded for ten seconds after the first attempt: with the attempt that ends
+//! then, no write waits in the queue for longer because of that ([`ThroughStats::not_refreshed`]).
 //!
 //! # When to use it
 //!

@@ -80,6 +80,7 @@ impl Grouped {
             let health = Health::new(format!("the store {name:?}"));
             (name, Node { store, health })
         });
+        // What the group itself would do with one that fails is not used: it does not count who gave up waiting.
         Ok(Self { group: Group::new(nodes, Policy::default())? })
     }
 

@@ -50,6 +50,7 @@ impl Consumer {
 
     /// Begins nothing more, ends what is under way, and lets another one take over at once. What is under way has the cache's
     /// [time](crate::Builder::timeout) for each of its steps: the filter, the database, the invalidation, and the load.
+    /// What could not be loaded again after a [letter](super::Letter) is tried for ten seconds, also when this has returned.
     ///
     /// # Cancel safety
     ///

@@ -14,6 +14,7 @@ use lockkeeper_cache::{
     Store, StoreError, Strategy, Table, Watch,
 };
 use parking_lot::Mutex;
+use testkit::resp::Raw;
 use testkit::server::{self, Server};
 use testkit::wait::{LONG, eventually, soon};
 
@@ -329,6 +330,29 @@ async fn the_filter_knows_what_a_transaction_touches_and_what_is_set() {
     tx.commit(commit).await.unwrap().cache.unwrap();
     cache.set_many(&[(2, Loaded::found("b".to_owned()).version(2))]).await.unwrap();
     assert!(filter.knows("2"));
+}
+
+/// Old values may have been served until now; that the key is called absent from now on would be worse.
+#[tokio::test]
+async fn a_writer_whose_intent_has_lapsed_is_told_that_the_filter_failed() {
+    let server = server::redis(&[]).await;
+    let (filter, raw) = (Strict::default(), Raw::connect(server.address()).await);
+    let builder = builder(&server, &Arc::default()).await.filter(filter.clone());
+    let load = async |key: u32| Ok::<_, Error>(Loaded::found(key));
+    let cache = builder.intent(Duration::from_millis(50)).timeout(LONG / 4).build(load).unwrap();
+    for fails in [false, true] {
+        let write = cache.intend(&[1]).await.unwrap();
+        eventually("it has lapsed", async || raw.keys("*:1").await.is_empty()).await;
+        filter.fails.store(fails, Ordering::SeqCst);
+        let settled = write.settle(None).await;
+        match fails {
+            false => assert!(matches!(settled, Ok(Settled::Lapsed)), "{settled:?}"),
+            true => assert!(matches!(settled, Err(Error::Store { .. })), "{settled:?}"),
+        }
+    }
+    assert_eq!(cache.debt(), Some(1), "and it is inserted later");
+    filter.fails.store(false, Ordering::SeqCst);
+    eventually("it is", async || cache.debt() == Some(0)).await;
 }
 
 #[tokio::test]
